@@ -27,8 +27,8 @@ import numpy as np
 from bytes import SIZES, made, upload
 from fedkseed import Upload, decode, encode
 from fedkseed.round import Broadcasts
-from fedkseed.strategies.checks import drawn_by
 from fedkseed.strategies.sums import Contribution, Sum
+from fedkseed.strategies.uploads import drawn_directions
 from fedkseed.wire.records import Subtotal
 
 if TYPE_CHECKING:  # a process that aggregates imports no PyTorch; others do so in their functions
@@ -131,9 +131,10 @@ def shards(count: int, clients: int) -> "Row":
     strategy = made("fedkseed", "compact")
     size = strategy.run.pool.size
     uploads = [upload(strategy, 0, client) for client in range(clients)]
+    drawn = [drawn_directions(strategy.settings, 0, one.client, one.scalars.size, None) for one in uploads]
     taken = [
-        Contribution.of_scalars(one.client, one.examples, drawn_by(one, strategy.run), one.scalars[one.found])
-        for one in uploads
+        Contribution.of_scalars(one.client, one.examples, directions[one.found], one.scalars[one.found])
+        for one, directions in zip(uploads, drawn, strict=True)
     ]
     groups = [taken[s * clients // count : (s + 1) * clients // count] for s in range(count)]
     whole, tree = Sum.of(taken, size), Sum.of([], size)

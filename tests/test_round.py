@@ -199,9 +199,7 @@ def test_pairs_and_shared_scalars_rebuild_the_model_of_the_client_that_sent_them
             federation.strategy.client.sync(decode(messages[number], federation.strategy.client.message), rebuilt)
         up = decode(reply, *federation.strategy.aggregator.replies)
         if isinstance(up, Change):
-            pairs = zip(
-                federation.strategy.client.directions.implied(1, slice(0, 6)).tolist(), up.values.tolist(), strict=True
-            )
+            pairs = zip(federation.strategy.server.implied(1, 6).tolist(), up.values.tolist(), strict=True)
         else:
             drawn = draw_directions(federation.pool.key, 1, number, 6, federation.pool.size, None)
             pairs = zip(drawn.tolist(), up.scalars.tolist(), strict=True)

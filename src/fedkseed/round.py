@@ -27,6 +27,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import median
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -119,56 +120,34 @@ class Broadcasts(Generic[State]):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The measurements of one upload that a report is made of."""
+    """The measurements of one upload that a report is made of; masked or private uploads have none."""
 
     clients: list[int]  # itself, or those in its subtotal
-    loss: float
-    skipped: int
-    scalar: float | None  # mean |ρ|
-
-    @classmethod
-    def of(cls, upload: Any, private: bool) -> "Measured":
-        """Masked uploads say nothing of losses, and what has no noise must not be in a private run's report."""
-        clients = upload.clients.tolist() if isinstance(upload, Subtotal) else [upload.client]
-        if private or not isinstance(upload, Upload | Change | Subtotal):
-            return cls(clients, math.nan, 0, None)
-        scalar = None
-        if isinstance(upload, Upload) and upload.found.any():
-            scalar = abs(upload.scalars[upload.found]).mean()
-        return cls(clients, upload.loss, upload.skipped, scalar)
+    loss: float = math.nan
+    skipped: int = 0
+    scalar: float | None = None  # mean |ρ|
 
 
 @dataclass(slots=True)
 class Round(Generic[State]):
-    """A round on its server: what is sent, and the sum of what has come so far.
-
-    Args:
-        whole: the message to each client, of the present leg.
-        kept: client -> the message of an earlier round that it still holds.
-        asked_round: client -> the round of its message.
-        sent: the messages of the present exchange.
-        awaited: the clients of the present exchange that have not answered.
-        answered: the clients whose answers were added in the present leg.
-        lacking: the clients that can't restore the difference that they were sent.
-        down, up: bytes sent to each client, and received from it.
-    """
+    """A round on its server: what is sent, and the sum of what has come so far."""
 
     strategy: Strategy[State]
     state: State
-    whole: dict[int, bytes]
-    kept: Mapping[int, bytes]
-    asked_round: Mapping[int, int]
+    whole: dict[int, bytes]  # the message to each client, of the present leg
+    kept: Mapping[int, bytes]  # client -> the message of an earlier round that it still holds
+    asked_round: Mapping[int, int]  # client -> the round of its message
     replayed: int
     accumulator: Any
     replies: tuple[type[Any], ...]
     add_reply_: Callable[[Any, Any], None]
     begun_at: tuple[float, float]  # seconds on the clock, and of this process
-    sent: dict[int, bytes] = field(default_factory=dict)
-    awaited: set[int] = field(default_factory=set)
-    answered: set[int] = field(default_factory=set)
-    lacking: list[int] = field(default_factory=list)
-    down: dict[int, int] = field(default_factory=dict)
-    up: dict[int, int] = field(default_factory=dict)
+    sent: dict[int, bytes] = field(default_factory=dict)  # the messages of the present exchange
+    awaited: set[int] = field(default_factory=set)  # the clients of the present exchange that have not answered
+    answered: set[int] = field(default_factory=set)  # the clients whose answers were added in the present leg
+    lacking: list[int] = field(default_factory=list)  # the clients that can't restore the difference they were sent
+    down: dict[int, int] = field(default_factory=dict)  # bytes sent to each client
+    up: dict[int, int] = field(default_factory=dict)  # bytes received from each
     measured: dict[int, Measured] = field(default_factory=dict)
 
     @classmethod
@@ -212,13 +191,9 @@ class Round(Generic[State]):
 
     def exchanges(self) -> Iterator[dict[int, bytes]]:
         """The messages of the round, exchange after exchange: after each, `add_` takes the answers."""
-        pairs = {(self.whole[client], self.kept[client]) for client in self.whole.keys() & self.kept.keys()}
-        shorter = {pair: shorten(*pair) for pair in pairs}  # one difference for all that have kept the same message
+        shorter = cache(shorten)  # one difference for all that have kept the same message
         yield self._sending(
-            {
-                client: shorter[data, self.kept[client]] if client in self.kept else data
-                for client, data in self.whole.items()
-            }
+            {n: shorter(data, self.kept[n]) if n in self.kept else data for n, data in self.whole.items()}
         )
         if self.lacking:
             yield self._sending({client: self.whole[client] for client in self.lacking})
@@ -250,18 +225,24 @@ class Round(Generic[State]):
         else:
             record: Any = decode(reply, *self.replies)
             if record.client != client:
-                raise FedKSeedError(
-                    f"a reply of client {client} is signed by client {record.client}; asked were {sorted(self.sent)}"
-                )
-            if record.round != self.asked_round[client]:  # the round decides how much the reply counts
-                raise FedKSeedError(
-                    f"client {client} was sent round {self.asked_round[client]} and answered round {record.round}"
-                )
+                raise FedKSeedError(f"a reply of client {client} is signed by client {record.client}")
+            if record.round != (asked := self.asked_round[client]):  # the round decides how much the reply counts
+                raise FedKSeedError(f"client {client} was sent round {asked} and answered round {record.round}")
             self.add_reply_(self.accumulator, record)
             self.answered.add(client)
-            self.measured.setdefault(client, Measured.of(record, self.strategy.private))  # of the first leg
+            if client not in self.measured:  # in the first leg
+                self.measured[client] = self._measured(record)
         self.awaited.remove(client)
         self.up[client] = self.up.get(client, 0) + len(reply)
+
+    def _measured(self, upload: Any) -> Measured:
+        clients = upload.clients.tolist() if isinstance(upload, Subtotal) else [upload.client]
+        if self.strategy.private or not isinstance(upload, Upload | Change | Subtotal):
+            return Measured(clients)
+        scalar = None
+        if isinstance(upload, Upload) and upload.found.any():
+            scalar = abs(upload.scalars[upload.found]).mean()
+        return Measured(clients, upload.loss, upload.skipped, scalar)
 
     def finish(self) -> tuple[State, Report]:
         """The state after the round, and the round's report.
@@ -274,32 +255,26 @@ class Round(Generic[State]):
         losses = [upload.loss for upload in uploads if math.isfinite(upload.loss)]
         scalars = [upload.scalar for upload in uploads if upload.scalar is not None]
         down = sum(self.down[client] for client in self.measured)
-        report = Report(
-            round=self.state.round,
-            clients=tuple(sorted(client for upload in uploads for client in upload.clients)),
-            bytes_down=max(self.down.values()),
-            bytes_up=max(self.up.values()),
-            bytes_total=down + sum(self.up[client] for client in self.measured),
+        clients = tuple(sorted(client for upload in uploads for client in upload.clients))
+        total = down + sum(self.up[client] for client in self.measured)
+        return after, Report(
+            round=self.state.round, clients=clients,
+            bytes_down=max(self.down.values()), bytes_up=max(self.up.values()), bytes_total=total,
             loss=median(losses) if losses else math.nan,
             skipped=sum(upload.skipped for upload in uploads),
             scalar=float(sum(scalars) / len(scalars)) if scalars else None,
             seconds=time.perf_counter() - self.begun_at[0],
             cpu_seconds=time.process_time() - self.begun_at[1],
-            total_down=down,
+            total_down=down, replayed=self.replayed,
             staleness=tuple(self.state.round - self.asked_round[client] for client in sorted(self.measured)),
-            replayed=self.replayed,
-        )
-        return after, report
+        )  # fmt: skip
 
 
 Decode: TypeAlias = Callable[..., Any]  # as `decode`
 
 
 def decode_once() -> Decode:
-    """Make a `decode` that returns the same record for the same object of bytes, if that comes several times in a row.
-
-    A broadcast to clients that live in one process is so checked and decoded once.
-    """
+    """Make a `decode` that checks and decodes the same object of bytes once, if that comes several times in a row."""
     last: list[Any] = [None, None]  # the bytes, which it keeps so that no others can take their place; the record
 
     def read(data: bytes, *kinds: type[Any]) -> Any:

@@ -1,11 +1,4 @@
-"""The parts of a federated algorithm, and the settings that a recipe gives it.
-
-Settings       what a recipe says
-Server         the state before the first round, and the message of a state
-Aggregator     the next state, as a fold over the uploads of a round
-ClientPart     the local steps
-Strategy       these four together
-"""
+"""The parts of a federated algorithm, and the settings that a recipe gives it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,35 +18,19 @@ COEFFICIENTS, FULL = "coefficients", "full"
 
 # Settings of a recipe that only some strategies take, as `ServerPart.reads` names them.
 OPTIONAL = frozenset(
-    {
-        "[asynchronous]",
-        "[clients] backpropagating",
-        "[derivatives]",
-        "[directions] shared",
-        "[privacy]",
-        "[secure]",
-        "[training] wire",
-        "[training] server",
-        "[trust]",
-    }
+    {"[asynchronous]", "[clients] backpropagating", "[derivatives]", "[directions] shared", "[privacy]", "[secure]"}
+    | {"[training] wire", "[training] server", "[trust]"}
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Limits of what a client of a round can do to the sum: `[trust]` of a recipe.
+    """Limits of what a client of a round can do to the sum: `[trust]` of a recipe."""
 
-    Args:
-        rule: one of strategies/robust.py.
-        hostile: share of the clients that may be hostile, below a half.
-        agreement: whether clients count by how well they agree with the others, see strategies/agreement.py.
-        most_examples: largest weight of a client; 1: all count alike; None: each claims its number of examples.
-    """
-
-    rule: str = "mean"
-    hostile: float = 0.2
-    agreement: bool = False
-    most_examples: int | None = None
+    rule: str = "mean"  # one of strategies/robust.py
+    hostile: float = 0.2  # share of the clients that may be hostile, below a half
+    agreement: bool = False  # whether clients count by how well they agree with the others: strategies/agreement.py
+    most_examples: int | None = None  # largest weight of a client; 1: all count alike; None: what each claims
 
     def weight(self, examples: int) -> int:
         """The weight of a client that claims a number of examples."""
@@ -62,37 +39,24 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """Secure aggregation: `[secure]` of a recipe, and the keys of its clients.
+    """Secure aggregation: `[secure]` of a recipe, and the keys of its clients."""
 
-    Args:
-        norm, bits, neighbours: see `Grid` and `Roster` in fedkseed.secure.
-        keys, name: see `Secure` in strategies/masked.py.
-    """
-
-    norm: float | None
+    norm: float | None  # this and the next, see `Grid` in fedkseed.secure
     bits: int = 8
-    neighbours: int | None = None
-    keys: Mapping[int, bytes] = field(default_factory=dict)
+    neighbours: int | None = None  # see `MaskRoster` there
+    keys: Mapping[int, bytes] = field(default_factory=dict)  # this and the next, see `Masks` in strategies/masked.py
     name: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Differential privacy of clients: `[privacy]` of a recipe with the noise that follows from it.
+    """Differential privacy of clients: `[privacy]` of a recipe with the noise that follows from it."""
 
-    Args:
-        multiplier: standard deviation of the noise on a round's sum over the most that one client changes it.
-        norm: largest norm of a client's change, for a server that adds the noise.
-        colluding: share of a cohort that may tell the server its own noise.
-        scale: clients of a round over those of the round that it stands for; 1, unless a simulation is of another.
-        secret: of the server's noise; empty where it adds none.
-    """
-
-    multiplier: float
-    norm: float = 0.0
-    colluding: float = 0.0
-    scale: float = 1.0
-    secret: bytes = field(default=b"", repr=False)
+    multiplier: float  # standard deviation of the noise on a round's sum over the most that one client changes it
+    norm: float = 0.0  # largest norm of a client's change, for a server that adds the noise
+    colluding: float = 0.0  # share of a cohort that may tell the server its own noise
+    scale: float = 1.0  # clients of a round over those of the round that it stands for; 1 but in simulations of another
+    secret: bytes = field(default=b"", repr=False)  # of the server's noise; empty where it adds none
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +124,12 @@ class ServerPart(Protocol[State]):
     @classmethod
     def make(cls, settings: Settings, **options: Any) -> "Strategy[Any]":
         """The whole strategy that a recipe describes; options are those of its row in the table of algorithms."""
-        ...
 
     def init(self) -> State:
         """The state before the first round."""
-        ...
 
     def broadcast(self, state: State) -> Any:
         """The message that tells a client the whole model of a state, whatever the client has seen before."""
-        ...
 
 
 class Aggregator(Protocol[State]):
@@ -180,7 +141,6 @@ class Aggregator(Protocol[State]):
     @property
     def replies(self) -> tuple[type[Any], ...]:
         """The kinds of record that clients may send."""
-        ...
 
     def start(self, state: State, sent: Mapping[int, Any], earlier_states: Mapping[int, State] = ...) -> Any:
         """The accumulator of a round to which nothing was added yet.
@@ -189,7 +149,6 @@ class Aggregator(Protocol[State]):
             sent: the clients that may reply, with the message that each was sent.
             earlier_states: by round: the states with which the clients of older uploads began.
         """
-        ...
 
     def add_(self, accumulator: Any, upload: Any) -> None:
         """Add an upload to the accumulator.
@@ -197,7 +156,6 @@ class Aggregator(Protocol[State]):
         Raises:
             FedKSeedError: the upload can't be used; the accumulator is as it was.
         """
-        ...
 
     def finish(self, accumulator: Any) -> State:
         """The state after the round.
@@ -205,7 +163,6 @@ class Aggregator(Protocol[State]):
         Raises:
             FedKSeedError: nothing was added, or no next state can be made of it.
         """
-        ...
 
 
 class ClientPart(Protocol):
@@ -215,35 +172,24 @@ class ClientPart(Protocol):
 
     def sync(self, message: Any, weights: Any) -> None:
         """Give a client's weights the values of the global model."""
-        ...
 
     def train(self, message: Any, client: Client[Any]) -> Any:
         """Take the local steps and return the upload."""
-        ...
 
     def example(self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator) -> Any:
         """An upload of the size of a client's, for measuring costs: random numbers in place of what training finds."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class SecondLeg:
-    """The second leg of a round: the server asks those whose uploads have come once more, before it can add them up.
+    """The second leg of a round: the server asks those whose uploads have come once more, before it can add them up."""
 
-    Args:
-        request, answer: the kinds of record that go down and up.
-        requests: accumulator -> the message to each client whose upload was added.
-        add_: adds an answer to the accumulator, or refuses it, as `Aggregator.add_`.
-        needed: number of clients asked -> the least number of answers in each of both legs.
-        respond: a client's answer to a request.
-    """
-
-    request: type[Any]
-    answer: type[Any]
-    requests: Callable[[Any], Mapping[int, Any]]
-    add_: Callable[[Any, Any], None]
-    needed: Callable[[int], int]
-    respond: Callable[[Any, Client[Any]], Any]
+    request: type[Any]  # the kind of record that goes down
+    answer: type[Any]  # and the one that comes up
+    requests: Callable[[Any], Mapping[int, Any]]  # accumulator -> the message to each client whose upload was added
+    add_: Callable[[Any, Any], None]  # adds an answer to the accumulator, or refuses it, as `Aggregator.add_`
+    needed: Callable[[int], int]  # number of clients asked -> the least number of answers in each of both legs
+    respond: Callable[[Any, Client[Any]], Any]  # a client's answer to a request
 
 
 @dataclass(frozen=True, slots=True)

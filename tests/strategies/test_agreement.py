@@ -10,7 +10,7 @@ import pytest
 from fedkseed import FedKSeedError, KSeed, LocalWork, Pool, Run, State
 from fedkseed.randomness import draw_directions
 from fedkseed.run.store import Store
-from fedkseed.strategies.agreement import WHOLE, Evidence
+from fedkseed.strategies.agreement import WHOLE, weighed
 from fedkseed.strategies.robust import cut
 from fedkseed.strategies.sums import Contribution
 from fedkseed.strategy import Settings, Strategy, Trust
@@ -18,10 +18,19 @@ from fedkseed.wire.numbers import GRID
 from fedkseed.wire.records import Upload
 
 K, DRAWN, UNIT = 256, 40, 1e6
+RUN = Run(Pool(1, 64, "hadamard"), bytes(32))
+WORK = LocalWork(rounds=6, steps=48, lr=0.01)
 COMMON = np.random.default_rng(1).normal(size=K)
 OTHER = np.random.default_rng(2).normal(size=K)  # of clients whose data are of their own kind
 # The gradient along the drawn directions that a client reports: (round, client, directions).
 Reports = Callable[[int, int, np.ndarray], np.ndarray]
+
+
+def strategy(run: Run = RUN, **trust: object) -> Strategy[State]:
+    return KSeed.make(Settings(run, WORK, wire="exact", trust=Trust(rule="clipped", **trust)))
+
+
+BEGUN = strategy(Run(Pool(1, K, "hadamard"), bytes(32)), agreement=True).server.init()  # a state without evidence
 
 
 def honest(round_: int, client: int, drawn: np.ndarray, common: np.ndarray = COMMON) -> np.ndarray:
@@ -50,10 +59,10 @@ def contribution(round_: int, client: int, report: Reports = honest) -> Contribu
 
 def weights(reports: Sequence[Reports], rounds: int) -> list[list[int]]:
     """The weights of the clients of each round."""
-    evidence, found = Evidence.none(K), []
+    state, found = BEGUN, []
     for number in range(rounds):
         made = cut([contribution(number, client, report) for client, report in enumerate(reports)])
-        of, evidence = evidence.after(made, 0.2)
+        of, state = weighed(state, made, 0.2)
         found.append(of)
     return found
 
@@ -66,17 +75,17 @@ def same(a: object, b: object) -> bool:
 
 
 def test_evidence_of_another_version_is_refused():
-    of_four_parts = replace(Evidence.none(K), gradients=np.zeros((4, K), np.int64), draws=np.zeros((4, K), np.int64))
+    of_four_parts = replace(BEGUN, gradients=np.zeros((4, K), np.int64), draws=np.zeros((4, K), np.int64))
     with pytest.raises(FedKSeedError, match="has 4 parts, this program keeps 8"):
-        of_four_parts.after([contribution(0, client) for client in range(5)], 0.2)
+        weighed(of_four_parts, [contribution(0, client) for client in range(5)], 0.2)
 
 
 def test_without_evidence_all_count_alike():
     alone = [contribution(0, 0)]
-    assert Evidence.none(K).after(alone, 0.2)[0][0] > 0
+    assert weighed(BEGUN, alone, 0.2)[0][0] > 0
     drawn = [np.arange(40 * k, 40 * (k + 1), dtype=np.uint32) for k in range(5)]
     apart = [replace(contribution(0, k), directions=drawn[k]) for k in range(5)]  # nobody has drawn what another has
-    found, after = Evidence.none(K).after(apart, 0.2)
+    found, after = weighed(BEGUN, apart, 0.2)
     assert len({*found}) == 1
     assert found[0] > 0
     assert not after.agreement.any()
@@ -137,8 +146,8 @@ def test_a_client_that_turns_hostile_later_is_left_out_then():
 
 def test_the_order_of_clients_that_were_met_makes_no_difference_to_the_bits():
     """Contributions come in the order of clients; who took part first must not matter to the kept arrays' order."""
-    _, evidence = Evidence.none(K).after([contribution(0, client) for client in (1, 3)], 0.2)
-    _, evidence = evidence.after([contribution(1, client) for client in (0, 3)], 0.2)
+    _, evidence = weighed(BEGUN, [contribution(0, client) for client in (1, 3)], 0.2)
+    _, evidence = weighed(evidence, [contribution(1, client) for client in (0, 3)], 0.2)
     assert evidence.clients.tolist() == [0, 1, 3]
     assert [getattr(evidence, name).shape for name in ("agreement", "directions")] == [(3,), (3,)]
 
@@ -148,17 +157,9 @@ def test_the_order_of_a_clients_directions_makes_no_difference_to_the_bits():
     order = np.random.default_rng(9).permutation(DRAWN)
     names = ("directions", "values", "sizes", "counts")
     turned = [replace(one, **{name: getattr(one, name)[order] for name in names}) for one in made]
-    (one, first), (two, second) = (Evidence.none(K).after(each, 0.2) for each in (made, turned))
+    (one, first), (two, second) = (weighed(BEGUN, each, 0.2) for each in (made, turned))
     assert one == two
     assert same(first, second)
-
-
-RUN = Run(Pool(1, 64, "hadamard"), bytes(32))
-WORK = LocalWork(rounds=6, steps=48, lr=0.01)
-
-
-def strategy(**trust: object) -> Strategy[State]:
-    return KSeed.make(Settings(RUN, WORK, wire="exact", trust=Trust(rule="clipped", **trust)))
 
 
 def uploads(round_: int, turned: int = 4) -> list[Upload]:
@@ -211,4 +212,5 @@ def test_a_hostile_client_moves_the_model_less_with_evidence_than_without():
 def test_without_evidence_asked_for_its_arrays_are_empty():
     of = strategy()
     state = of.aggregate(of.server.init(), uploads(0))
-    assert [getattr(state, field.name).size for field in fields(Evidence)] == [0] * len(fields(Evidence))
+    kept = ("gradients", "draws", "clients", "agreement", "directions")
+    assert [getattr(state, name).size for name in kept] == [0] * 5

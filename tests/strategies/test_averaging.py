@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_refused():
     state = strategy().server.init()
     for uploads, message in [
         ([], "got no upload"),
-        ([change(0, [1, 2])], "sent 2 weights, the model has 3"),
+        ([change(0, [1, 2])], "sent 2 numbers, 3 were asked for"),
         ([change(0, [1, 2, 3]), change(0, [1, 2, 3])], "twice"),
         ([change(0, [1, 2, 3], round=1)], "answered round 1, the server is in round 0"),
     ]:

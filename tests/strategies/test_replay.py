@@ -69,14 +69,14 @@ def test_shared_scalars_are_averaged_and_need_no_directions():
     state = replay.aggregate(replay.server.init(), [change(0, [4, 0, 0, 8], examples=3), change(1, [0, 4, 0, 8])])
     np.testing.assert_allclose(state.coefficients, [-0.25 * v for v in (3, 1, 0, 8)])
     assert state.directions.size == 0
-    np.testing.assert_array_equal(replay.client.directions.implied(2, slice(0, 4)), [8, 9, 10, 11])
+    np.testing.assert_array_equal(replay.server.implied(2, 4), [8, 9, 10, 11])
 
 
 def test_a_projection_is_averaged_and_scaled():
     replay = strategy("projected", server_lr=2.0)
     state = replay.aggregate(replay.server.init(), [change(0, [4, 0, 0, 8], examples=3), change(1, [0, 4, 0, 8])])
     np.testing.assert_allclose(state.coefficients, [6, 2, 0, 16])
-    pools = [replay.client.directions.round_pool(round_) for round_ in (0, 0, 1)]
+    pools = [replay.server.round_pool(round_) for round_ in (0, 0, 1)]
     assert pools[0] == pools[1] != pools[2]
 
 
@@ -84,7 +84,7 @@ def test_clients_draw_directions_of_their_own_for_each_tensor_and_those_not_draw
     replay = strategy("by tensor")
     one, two = change(0, [1, 2, 3, 4], [3, 1]), change(1, [10, 20, 30], [1, 2])
     state, expected = replay.aggregate(replay.server.init(), [one, two]), np.zeros((2, 4))
-    drawn = {client: replay.client.directions.drawn(0, client, sent.counts) for client, sent in enumerate((one, two))}
+    drawn = {client: replay.server.drawn(0, client, sent.counts) for client, sent in enumerate((one, two))}
     for tensor, direction, value in [(0, *pair) for pair in zip(drawn[0][:3], [1, 2, 3], strict=True)] + [
         (1, drawn[0][3], 4), (0, drawn[1][0], 10), (1, drawn[1][1], 20), (1, drawn[1][2], 30),
     ]:  # fmt: skip
@@ -95,7 +95,7 @@ def test_clients_draw_directions_of_their_own_for_each_tensor_and_those_not_draw
 
 
 def test_directions_are_drawn_without_replacement_anew_for_each_round_client_and_tensor():
-    replay = strategy("by tensor", pool=Pool(1, 64, "hadamard")).client.directions
+    replay = strategy("by tensor", pool=Pool(1, 64, "hadamard")).server
     counts = np.array([32, 32, 64], np.uint32)
     one = replay.drawn(0, 0, counts)
     parts = [one[:32], one[32:64], one[64:]]
@@ -167,15 +167,10 @@ def test_ferret_rebuilds_the_mean_update_by_the_papers_formula():
         most = max(np.linalg.norm(delta) for delta in deltas)
         counts = [max(int(size * np.linalg.norm(delta) / most), 2) for delta in deltas]
         np.testing.assert_array_equal(uploads[client].counts, counts)
-        drawn = np.split(replay.client.directions.drawn(0, client, np.array(counts, np.uint32)), [counts[0]])
+        drawn = np.split(replay.server.drawn(0, client, np.array(counts, np.uint32)), [counts[0]])
         for block, (delta, chosen) in enumerate(zip(deltas, drawn, strict=True)):
             d, tensor = delta.size, moved.weights[0].layout.tuned[block].number
-            v = (
-                np.stack(
-                    [reference.elements(replay.client.directions.round_pool(0), j, tensor, 0, d) for j in chosen], 1
-                )
-                / d**0.5
-            )
+            v = np.stack([reference.elements(replay.server.round_pool(0), j, tensor, 0, d) for j in chosen], 1) / d**0.5
             rebuilt = v @ (v.T @ delta) / (1 / d * len(chosen))
             expected[block] += 2.0 * examples[client] / 4 * rebuilt
     assert 2 < counts[0] < size == counts[1]
@@ -200,7 +195,7 @@ def test_evofed_takes_the_step_of_a_mirrored_population_whose_fitness_is_closene
     _, uploads = moved.uploads(examples)
     sizes, tuned = (8, 128), moved.weights[0].layout.tuned
     blocks = [(entry.number, 0, d) for entry, d in zip(tuned, sizes, strict=True)]
-    pool = replay.client.directions.round_pool(0)
+    pool = replay.server.round_pool(0)
     members = np.stack([np.concatenate([reference.elements(pool, j, *block) for block in blocks]) for j in range(4)])
     trained = [-0.5 * 2 * np.concatenate([s.ravel() for s in own]).astype(np.float64) for own in slopes]
     share = np.array(examples) / 4
@@ -262,8 +257,8 @@ def test_scalars_that_overflow_are_refused():
 def test_what_does_not_fit_is_refused():
     for replay, sent, message in [
         (strategy("drawn"), upload(5, [1.0]), "client 5 reports 1 scalars, 2 were asked for"),
-        (strategy("shared"), change(5, [1]), "client 5 sent 1 numbers for 1 tensors, 2 numbers were asked for"),
-        (strategy("projected"), change(5, [1]), "4 numbers were asked for"),
+        (strategy("shared"), change(5, [1]), "client 5 sent 1 numbers, 2 were asked for"),
+        (strategy("projected"), change(5, [1]), "sent 1 numbers, 4 were asked for"),
         (strategy("by tensor"), change(5, [1, 2]), "up to 4 numbers for each of 2 tensors"),
         (strategy("by tensor"), change(5, [1] * 6, [5, 1]), "up to 4 numbers for each of 2 tensors"),
         (strategy("shared", clip=3.0), change(5, [1, -4]), "client 5 reports a scalar gradient of 4, at most 3"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,9 +47,10 @@ def test_any_order_grouping_and_shard_gives_the_same_bits(made, random, shards):
     assert total.weight == whole.weight
     assert total.mean(1e-7).tobytes() == whole.mean(1e-7).tobytes()
     masks = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, (len(made), SIZE))
-    masked = sum((m + one.weight * Sum.of([one.weighing(1)], SIZE).values for m, one in zip(masks, made, strict=True)))
+    dense = [Sum.of([replace(one, weight=1)], SIZE).values for one in made]
+    masked = sum(m + one.weight * values for m, one, values in zip(masks, made, dense, strict=True))
     assert (masked - masks.sum(0)).tobytes() == whole.values.tobytes()  # modulo 2^64, as secure aggregation adds
-    exact = [sum(one.weight * int(Sum.of([one.weighing(1)], SIZE).values[j]) for one in made) for j in range(SIZE)]
+    exact = [sum(one.weight * int(values[j]) for one, values in zip(made, dense, strict=True)) for j in range(SIZE)]
     assert whole.values.tolist() == exact
 
 
@@ -86,5 +88,5 @@ def test_the_vectors_are_those_that_the_command_writes():
 
 def test_clients_that_weigh_nothing_move_nothing():
     """Agreement can leave out all of a round, or the one that is tried alone."""
-    none = Sum.of([Contribution.of_change(3, 5, np.ones(4, np.float32), GRID).weighing(0)], 4)
+    none = Sum.of([Contribution.of_change(3, 0, np.ones(4, np.float32), GRID)], 4)
     assert none.mean(1.0).tolist() == [0.0] * 4

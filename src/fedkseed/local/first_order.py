@@ -7,11 +7,9 @@ from itertools import islice
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..errors import FedKSeedError
 from ..weights.full import FullWeights, all_finite
-from .client import Client
 from .zeroth_order import mean_loss
 
 Batch = TypeVar("Batch")
@@ -48,7 +46,9 @@ def first_order_steps(
             value = float(graph.detach())
             if math.isfinite(value):
                 graph.backward()
-                if _hand_over(pairs):
+                for parameter, exact in pairs:  # each exact copy gets its parameter's gradient
+                    exact.grad = None if parameter.grad is None else parameter.grad.to(exact.dtype)
+                if all(exact.grad is None or all_finite(exact.grad) for _, exact in pairs):
                     stepper.step()
                     losses.append(value)
                 for parameter, exact in pairs:
@@ -57,34 +57,3 @@ def first_order_steps(
                     parameter.grad = exact.grad = None
             on_step(value)
     return Trained(mean_loss(losses), steps - len(losses))
-
-
-def _hand_over(pairs: Iterable[tuple[nn.Parameter, Tensor]]) -> bool:
-    """Give each exact copy its parameter's gradient, and return whether all gradients are finite."""
-    finite = True
-    for parameter, exact in pairs:
-        if parameter.grad is not None:
-            exact.grad = parameter.grad.to(exact.dtype)
-            finite = finite and all_finite(exact.grad)
-    return finite
-
-
-def train(client: Client[FullWeights], round_: int, *, optimizer: str, lr: float, steps: int) -> Trained:
-    """Take a client's first-order steps of one round.
-
-    Raises:
-        FedKSeedError: the client can't backpropagate, or its weights diverge.
-    """
-    if client.graph is None:
-        raise FedKSeedError(
-            f"client {client.number} brings no loss to backpropagate through; give it Client(graph=...)"
-        )
-    weights, batches = client.weights, client.batches(round_)
-    trained = first_order_steps(
-        weights, client.graph, batches, steps=steps, lr=lr, optimizer=optimizer, on_step=client.on_step
-    )  # fmt: skip
-    if not weights.finite:
-        raise FedKSeedError(
-            f"the weights of client {client.number} have diverged in round {round_ + 1}; use a smaller lr than {lr:g}"
-        )
-    return trained

@@ -1,23 +1,16 @@
 """Optimisers on K coefficients, for local steps and for the server: their whole state is a few kilobytes."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FedKSeedError
 from .schedules import require_choice
 
-KINDS = ("sgd", "adam")
 NOTHING = np.zeros(0)
-
-
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """The moments that Adam keeps from step to step; with plain SGD the arrays are empty."""
-
-    first: NDArray[np.float64]  # (K,) or (0,), m
-    second: NDArray[np.float64]  # (K,) or (0,), v
+BETA1, BETA2 = 0.9, 0.999
+Moments: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]  # m and v of Adam, (K,) each; of SGD (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +27,20 @@ class Optimizer:
     """
 
     kind: str = "sgd"
-    beta1: float = 0.9
-    beta2: float = 0.999
 
     def __post_init__(self) -> None:
-        require_choice("optimiser", self.kind, KINDS)
-        for name in ("beta1", "beta2"):
-            if not 0 <= (value := getattr(self, name)) < 1:
-                raise FedKSeedError(f"an optimiser's {name} must be at least 0 and less than 1, got {value}")
+        require_choice("optimiser", self.kind, ("sgd", "adam"))
 
     def init(self, size: int) -> Moments:
         """The moments before the first step."""
-        return Moments(NOTHING, NOTHING) if self.kind == "sgd" else Moments(np.zeros(size), np.zeros(size))
+        return (NOTHING, NOTHING) if self.kind == "sgd" else (np.zeros(size), np.zeros(size))
 
     def step(self, moments: Moments, gradient: NDArray[np.float64], t: int) -> tuple[NDArray[np.float64], Moments]:
         """The step, shape (K,), and the moments after it; t counts from 1."""
         if self.kind == "sgd":
             return gradient, moments
-        first = self.beta1 * moments.first + (1 - self.beta1) * gradient
-        second = self.beta2 * moments.second + (1 - self.beta2) * gradient * gradient
-        root = np.sqrt(second / (1 - self.beta2**t))
-        step = first / (1 - self.beta1**t) / np.maximum(root + 1e-8 * root.max(), np.finfo(np.float64).tiny)
-        return step, Moments(first, second)
-
-
-SGD = Optimizer()
+        first = BETA1 * moments[0] + (1 - BETA1) * gradient
+        second = BETA2 * moments[1] + (1 - BETA2) * gradient * gradient
+        root = np.sqrt(second / (1 - BETA2**t))
+        step = first / (1 - BETA1**t) / np.maximum(root + 1e-8 * root.max(), np.finfo(np.float64).tiny)
+        return step, (first, second)

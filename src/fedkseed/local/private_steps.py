@@ -39,16 +39,13 @@ def sensitivity(length: int) -> int:
 class Private:
     """The noise of one client's local steps in one run.
 
-    Args:
-        multiplier: z, standard deviation of the noise on a step's sum over the most that one example changes it.
-        norm: C, largest Euclidean norm of an example's row; longer ones are cut to it.
-        secret: of the client and the run. The noise follows from it, the round, the step and the sum: the same task
-            again gives the same numbers, and other numbers have other noise.
+    It follows from the secret, the round, the step and the sum: the same task again gives the same numbers, and other
+    numbers have other noise.
     """
 
-    multiplier: float
-    norm: float
-    secret: bytes = field(repr=False)
+    multiplier: float  # z, standard deviation of the noise on a step's sum over the most that one example changes it
+    norm: float  # C, largest Euclidean norm of an example's row; longer ones are cut to it
+    secret: bytes = field(repr=False)  # of the client and the run
 
     def __post_init__(self) -> None:
         if not self.secret:
@@ -71,14 +68,10 @@ class Private:
         kept = unit * np.minimum(largest, self.norm / np.maximum(long, 1.0))
         return np.rint(kept / self.grid(rows.shape[1])).astype(np.int64)
 
-    def variance(self, length: int) -> int:
-        """The variance σ² of the noise in each number of a step's sum."""
-        return math.ceil((self.multiplier * sensitivity(length)) ** 2)
-
     def mean(self, round_: int, step: int, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """The mean of a step's rows with its noise, shape (L,), from rows of shape (B, L)."""
         length, total = rows.shape[1], self.coded(rows).sum(0)
         numbers = round_.to_bytes(8, "little") + step.to_bytes(8, "little") + total.astype("<i8").tobytes()
         key = sha256(b"fedkseed noise of examples 1\n" + self.secret + numbers).digest()
-        noise = discrete_gaussian(self.variance(length), length, key)
+        noise = discrete_gaussian(math.ceil((self.multiplier * sensitivity(length)) ** 2), length, key)
         return (total + noise) * (self.grid(length) / len(rows))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import FedKSeedError
 from .client import Client
 from .schedules import require_choice, require_settings, scheduled
 from .zeroth_order import Steps, zeroth_order_steps
@@ -68,20 +69,25 @@ class LocalWork:
     def zeroth_order(self, client: Client[Any], round_: int, lr: float, directions: NDArray[np.uint32]) -> Steps:
         """Take zeroth-order steps along the directions, shape (τ P,)."""
         return zeroth_order_steps(
-            client.weights,
-            client.loss,
-            client.batches(round_),
-            directions,
-            probes=self.probes,
-            points=POINTS[self.steps_of],
-            lr=lr,
-            eps=self.eps,
-            clip=self.clip,
-            on_step=client.on_step,
-        )
+            client.weights, client.loss, client.batches(round_), directions, probes=self.probes,
+            points=POINTS[self.steps_of], lr=lr, eps=self.eps, clip=self.clip, on_step=client.on_step,
+        )  # fmt: skip
 
     def first_order(self, client: "Client[FullWeights]", round_: int, lr: float) -> "Trained":
-        """Take first-order steps along gradients."""
-        from .first_order import train
+        """Take first-order steps along gradients.
 
-        return train(client, round_, optimizer=self.steps_of, lr=lr, steps=self.count(client.examples))
+        Raises:
+            FedKSeedError: the client can't backpropagate, or its weights diverge.
+        """
+        from .first_order import first_order_steps
+
+        who = f"client {client.number}"
+        if client.graph is None:
+            raise FedKSeedError(f"{who} brings no loss to backpropagate through; give it Client(graph=...)")
+        trained = first_order_steps(
+            client.weights, client.graph, client.batches(round_),
+            steps=self.count(client.examples), lr=lr, optimizer=self.steps_of, on_step=client.on_step,
+        )  # fmt: skip
+        if not client.weights.finite:
+            raise FedKSeedError(f"weights of {who} have diverged in round {round_ + 1}; use a smaller lr than {lr:g}")
+        return trained

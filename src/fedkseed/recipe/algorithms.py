@@ -15,7 +15,6 @@ from ..local.work import LocalWork
 from ..randomness import pool_key
 from ..strategies.averaging import Averaging
 from ..strategies.kseed import KSeed
-from ..strategies.masked import masked
 from ..strategies.noised import noised
 from ..strategies.replay import Replay
 from ..strategy import COEFFICIENTS, Masking, Noise, Settings, Strategy
@@ -150,9 +149,13 @@ class Algorithm:
     def strategy_of(self, settings: Settings) -> Strategy[Any]:
         """The strategy with these settings, masked or with noise where they say so."""
         strategy = self.strategy.make(settings, **self.options)
-        if settings.secure is not None:
-            return masked(strategy)
-        return strategy if settings.noise is None else noised(strategy, settings.noise)
+        if settings.secure is None:
+            return strategy if settings.noise is None else noised(strategy, settings.noise)
+        try:
+            from ..strategies.masked import masked
+        except ModuleNotFoundError as error:
+            raise FedKSeedError(f"[secure] needs the package {error.name}: pip install 'fedkseed[secure]'") from error
+        return masked(strategy)
 
 
 def _noise(recipe: Recipe, privacy: PrivacyTable, secret: bytes) -> Noise:

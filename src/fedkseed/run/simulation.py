@@ -18,7 +18,6 @@ from ..recipe.basis_digest import with_basis
 from ..recipe.rules import Where, checked_algorithm, require_legal
 from ..recipe.schema import Recipe
 from ..round import Broadcasts, Decode, Report, Transport, answer, decode_once, run_round
-from ..strategies.masked import simulated_key
 from ..strategy import Strategy
 from ..wire.codec import decode
 from ..wire.delta import lack, restore
@@ -279,7 +278,7 @@ def members_of(recipe: Recipe, count: int, secret: bytes = b"") -> "dict[int, Ma
     if recipe.secure is None:
         return {}
     try:
-        from ..secure.member import MaskingClient
+        from ..strategies.masked import MaskingClient, simulated_key
     except ModuleNotFoundError as error:
         raise FedKSeedError(f"[secure] needs the package {error.name}: pip install 'fedkseed[secure]'") from error
     seed = int.from_bytes(secret, "little") if secret else recipe.seed

@@ -17,14 +17,17 @@ know which half is right. docs/security.md has measurements.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from statistics import median
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from .sums import Contribution
+
+State = TypeVar("State", bound=Any)  # a dataclass
 
 WHOLE = 16  # weight of a client that is believed fully
 # Bounds of μ. The lower one is about what honest clients reach after some rounds: it lets evidence count before that.
@@ -40,80 +43,68 @@ ONE = 1 << 16  # what one draw adds to `draws`
 GROUPS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """The memory of a run's rounds, as arrays of a server's state."""
+def weighed(state: State, contributions: Sequence[Contribution], hostile: float) -> tuple[list[int], State]:
+    """The weight of each contribution of a round, 0 to WHOLE, and the state with the evidence after the round.
 
-    gradients: NDArray[np.int64]  # (GROUPS, K): sum of the gradients found along each direction, of GRID, faded
-    draws: NDArray[np.int64]  # (GROUPS, K): how often it was drawn, in units of 1 / ONE, faded alike
-    clients: NDArray[np.uint32]  # (n,), ascending: clients that took part so far
-    agreement: NDArray[np.float64]  # (n,): Σ √m z of each, m: number of directions that z was found on
-    directions: NDArray[np.float64]  # (n,): Σ m
+    Args:
+        state: with the memory of a run's rounds:
+            gradients: (GROUPS, K), sum of the gradients found along each direction, of GRID, faded.
+            draws: (GROUPS, K), how often it was drawn, in units of 1 / ONE, faded alike.
+            clients: (n,), those that took part so far, ascending.
+            agreement: (n,), Σ √m z of each, m: number of directions that z was found on.
+            directions: (n,), Σ m.
+        contributions: with norms cut to a common bound, in the order of their clients.
+        hostile: p, share of the clients that may be hostile.
 
-    @classmethod
-    def none(cls, size: int) -> "Evidence":
-        """The evidence before the first round, for K = `size` directions."""
-        nothing = np.zeros((GROUPS, size), np.int64)
-        return cls(nothing, nothing.copy(), np.empty(0, np.uint32), np.empty(0), np.empty(0))
-
-    def after(self, contributions: Sequence[Contribution], hostile: float) -> "tuple[list[int], Evidence]":
-        """The weight of each contribution of a round, 0 to WHOLE, and the evidence after the round.
-
-        Args:
-            contributions: with norms cut to a common bound, in the order of their clients.
-            hostile: p, share of the clients that may be hostile.
-
-        Raises:
-            FedKSeedError: the evidence was gathered by a version that keeps another number of parts.
-        """
-        if len(self.gradients) != GROUPS:
-            raise FedKSeedError(
-                f"this run's evidence about clients has {len(self.gradients)} parts, this program keeps {GROUPS}: "
-                "the run was begun with another version; go on with that one, or start a new run"
-            )
-        tamed = _tamed(contributions)
-        gradients, draws = np.zeros_like(self.gradients), np.zeros_like(self.draws)  # of this round
-        for contribution, values in zip(contributions, tamed, strict=True):
-            place = contribution.client % GROUPS, contribution.directions
-            gradients[place] += values
-            draws[place] += _draws(contribution)
-        records = {int(k): (a, m) for k, a, m in zip(self.clients, self.agreement, self.directions, strict=True)}
-        # One client of five has no accomplice, two of ten have one each.
-        met = records.keys() | {each.client for each in contributions}
-        accomplices = max(math.ceil(hostile * len(met) - 1e-9) - 1, 0)
-        for contribution, values in zip(contributions, tamed, strict=True):
-            part, j = contribution.client % GROUPS, contribution.directions
-            sums, times = self.gradients[:, j] + gradients[:, j], self.draws[:, j] + draws[:, j]
-            sums[part], times[part] = gradients[part, j] - values, draws[part, j] - _draws(contribution)
-            z, count = _agreement(values, sums, times, accomplices)
-            agreement, counted = records.get(contribution.client, (0.0, 0.0))
-            records[contribution.client] = FORGET * agreement + math.sqrt(count) * z, FORGET**2 * counted + count
-        weights = _weights([records[each.client] for each in contributions], hostile)
-        kept, drawn = self.gradients - (self.gradients >> FADE), self.draws - (self.draws >> FADE)
-        for contribution, values, weight in zip(contributions, tamed, weights, strict=True):
-            place = contribution.client % GROUPS, contribution.directions
-            kept[place] += weight * values // WHOLE
-            drawn[place] += weight * _draws(contribution) // WHOLE
-        clients = sorted(records)
-        agreement, directions = np.array([records[client] for client in clients], np.float64).T.copy()
-        return weights, Evidence(kept, drawn, np.array(clients, np.uint32), agreement, directions)
+    Raises:
+        FedKSeedError: the evidence was gathered by a version that keeps another number of parts.
+    """
+    if len(state.gradients) != GROUPS:
+        raise FedKSeedError(
+            f"this run's evidence about clients has {len(state.gradients)} parts, this program keeps {GROUPS}: "
+            "the run was begun with another version; go on with that one, or start a new run"
+        )
+    rows = [  # part, directions, numbers and draws; a number that was computed counts as one draw
+        (each.client % GROUPS, each.directions, values, np.maximum(each.counts, 1) * ONE)
+        for each, values in zip(contributions, _tamed(contributions), strict=True)
+    ]
+    gradients, draws = np.zeros_like(state.gradients), np.zeros_like(state.draws)  # of this round
+    for part, j, values, drawn in rows:
+        gradients[part, j] += values
+        draws[part, j] += drawn
+    records = {int(k): (a, m) for k, a, m in zip(state.clients, state.agreement, state.directions, strict=True)}
+    # One client of five has no accomplice, two of ten have one each.
+    met = records.keys() | {each.client for each in contributions}
+    accomplices = max(math.ceil(hostile * len(met) - 1e-9) - 1, 0)
+    for each, (part, j, values, drawn) in zip(contributions, rows, strict=True):
+        sums, times = state.gradients[:, j] + gradients[:, j], state.draws[:, j] + draws[:, j]
+        sums[part], times[part] = gradients[part, j] - values, draws[part, j] - drawn
+        z, count = _agreement(values, sums, times, accomplices)
+        agreement, counted = records.get(each.client, (0.0, 0.0))
+        records[each.client] = FORGET * agreement + math.sqrt(count) * z, FORGET**2 * counted + count
+    weights = _weights([records[each.client] for each in contributions], hostile)
+    gradients, draws = state.gradients - (state.gradients >> FADE), state.draws - (state.draws >> FADE)
+    for weight, (part, j, values, drawn) in zip(weights, rows, strict=True):
+        gradients[part, j] += weight * values // WHOLE
+        draws[part, j] += weight * drawn // WHOLE
+    clients = np.array(sorted(records), np.uint32)
+    agreement, directions = np.array([records[client] for client in sorted(records)], np.float64).T.copy()
+    kept = {"gradients": gradients, "draws": draws, "clients": clients, "agreement": agreement}
+    return weights, replace(state, **kept, directions=directions)
 
 
 def _weights(records: Sequence[tuple[float, float]], hostile: float) -> list[int]:
     """The weight of each client of a round, 0 to WHOLE, from its Σ √m z and Σ m."""
     scores = [agreement / math.sqrt(directions or 1.0) for agreement, directions in records]
     usual = min(max(WEAKEST, median(scores)), STRONGEST)
-    weights = [_weight(usual, score, hostile) for score in scores]
+    prior = math.log((1 - hostile) / max(hostile, 1e-9))
+    odds = [prior + usual * score - usual * usual / 2 for score in scores]  # of the probability that each is honest
+    weights = [round(WHOLE / (1 + math.exp(-each))) if each > -700 else 0 for each in odds]
     typical, few = math.floor(median(weights)), math.ceil(hostile * len(weights) - 1e-9)
     weights = [min(weight, typical) for weight in weights]
     if sum(2 * weight <= typical for weight in weights) > few:  # those who are left out may be the honest
         return [WHOLE] * len(weights)
     return weights
-
-
-def _draws(contribution: Contribution) -> NDArray[np.int64]:
-    """The draws of each direction, in units of 1 / ONE; a number that was computed counts as one."""
-    return np.maximum(contribution.counts, 1) * ONE
 
 
 def _tamed(contributions: Sequence[Contribution]) -> list[NDArray[np.int64]]:
@@ -154,13 +145,3 @@ def _z(values: NDArray[np.int64], sums: NDArray[np.int64], draws: NDArray[np.int
     products = values[draws > 0] * (sums[draws > 0] / draws[draws > 0])
     spread = math.fsum(np.square(products).tolist())
     return (math.fsum(products.tolist()) / math.sqrt(spread), products.size) if spread > 0 else (0.0, 0)
-
-
-def _weight(usual: float, score: float, hostile: float) -> int:
-    """The probability that a client is honest, in units of 1 / WHOLE.
-
-    Args:
-        usual: μ, the score of an honest client.
-    """
-    odds = math.log((1 - hostile) / max(hostile, 1e-9)) + usual * score - usual * usual / 2
-    return round(WHOLE / (1 + math.exp(-odds))) if odds > -700 else 0

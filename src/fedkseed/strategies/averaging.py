@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
-from ..errors import FedKSeedError
 from ..local.client import Client
 from ..local.schedules import require_choice
 from ..randomness import draw_directions
-from ..strategy import FULL, NO_STATES, Settings, Strategy
+from ..strategy import FULL, Settings, Strategy
 from ..wire.numbers import scalars
 from ..wire.records import Change, Upload, Values
-from .checks import NONE, Arrivals, KeptUploads, merged, require_scalars, require_sendable
+from .checks import Arrivals, KeptUploads, merged, require_scalars, require_sendable, require_size
 
 if TYPE_CHECKING:  # a server that averages needs no PyTorch
     from ..weights.full import FullWeights
@@ -71,12 +71,10 @@ class Averaging:
     def replies(self) -> tuple[type[Upload] | type[Change], ...]:
         return (Upload if self.uplink == "scalars" else Change,)
 
-    def start(
-        self, state: AveragingState, sent: Mapping[int, Any], earlier_states: Mapping[int, AveragingState] = NO_STATES
-    ) -> KeptUploads[AveragingState]:
+    def start(self, state: AveragingState, sent: Mapping[int, Any], earlier_states: Any = None) -> KeptUploads:
         return KeptUploads(state, Arrivals.of(self.settings.run, state, sent))
 
-    def add_(self, accumulator: KeptUploads[AveragingState], upload: Upload | Change) -> None:
+    def add_(self, accumulator: KeptUploads, upload: Upload | Change) -> None:
         """Keep an upload: floating-point numbers are added up in one order, when all have come.
 
         Raises:
@@ -86,10 +84,10 @@ class Averaging:
         if isinstance(upload, Upload):
             require_scalars(upload, self.settings.local.scalars, self.settings.local.clip)
         else:
-            _require_size(upload, accumulator.state)
+            require_size(upload, accumulator.state.values.size)
         accumulator.keep_(upload)
 
-    def finish(self, accumulator: KeptUploads[AveragingState]) -> AveragingState:
+    def finish(self, accumulator: KeptUploads) -> AveragingState:
         """The state after averaging: of weights, w = Σ_i (n_i / n) w_i, n_i the examples of client i.
 
         Of scalars, w ← w − η Σ_i (n_i / n) Σ ρ z_j / P.
@@ -124,7 +122,7 @@ class Averaging:
         Raises:
             FedKSeedError: it has another number of weights than the model.
         """
-        _require_size(upload, state)
+        require_size(upload, state.values.size)
         return upload.values.astype(np.float64) - state.values
 
     def stepped(self, state: AveragingState, gradient: NDArray[np.float64]) -> AveragingState:
@@ -146,13 +144,6 @@ def _mean(uploads: list[Change]) -> NDArray[np.float32]:
     return mean
 
 
-def _require_size(upload: Change, state: AveragingState) -> None:
-    if upload.values.size != state.values.size:
-        raise FedKSeedError(
-            f"client {upload.client} sent {upload.values.size} weights, the model has {state.values.size}"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class AveragingClient:
     """A client's part: the weights come down, and those after its steps go up, or its scalars."""
@@ -170,17 +161,15 @@ class AveragingClient:
         about = (self.settings.run, message.round, client.number, client.examples)
         if local.backpropagates:
             trained = local.first_order(client, message.round, message.lr)
-            return Change(*about, trained.loss, trained.skipped, client.weights.values(), NONE)
+            return Change(*about, trained.loss, trained.skipped, client.weights.values())
         directions = draw_directions(pool.key, message.round, client.number, local.scalars, pool.size, None)
         steps = local.zeroth_order(client, message.round, message.lr, directions)
         if self.uplink == "scalars":
             return Upload(*about, steps.loss, steps.scalars)
-        return Change(*about, steps.loss, steps.skipped, client.weights.values(), NONE)
+        return Change(*about, steps.loss, steps.skipped, client.weights.values())
 
-    def example(
-        self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator
-    ) -> Upload | Change:
+    def example(self, round_: int, client: int, examples: int, differentiates: bool, rng: Generator) -> Upload | Change:
         about = (self.settings.run, round_, client, examples, 1.0)
         if self.uplink == "scalars":
             return Upload(*about, scalars(rng.normal(size=self.settings.local.scalars)))
-        return Change(*about, 0, self.settings.start, NONE)
+        return Change(*about, 0, self.settings.start)

@@ -11,19 +11,19 @@ What clients do is in kseed_client.py; what their uploads stand for, in uploads.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
-from ..local.optimizers import NOTHING, Moments, Optimizer
+from ..local.optimizers import NOTHING, Optimizer
 from ..local.schedules import require_choice
 from ..strategy import COEFFICIENTS, NO_STATES, OPTIONAL, Settings, Strategy
 from ..wire.numbers import WIRES, rounded
 from ..wire.records import Broadcast, Change, Upload
-from .agreement import WHOLE, Evidence
+from .agreement import GROUPS, WHOLE, weighed
 from .checks import Arrivals, require_sendable
 from .kseed_client import KSeedClient
 from .robust import RULES, cut, sum_of
@@ -41,19 +41,12 @@ class State:
     counts: NDArray[np.int64]  # (K,), how often a direction was drawn
     first: NDArray[np.float64] = field(default_factory=NOTHING.copy)  # (K,) or (0,), moments of the server's optimiser
     second: NDArray[np.float64] = field(default_factory=NOTHING.copy)
-    # The evidence about clients, field by field as `Evidence` has them; empty where none is asked for.
-    gradients: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 0), np.int64))
-    draws: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 0), np.int64))
-    clients: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
-    agreement: NDArray[np.float64] = field(default_factory=NOTHING.copy)
-    directions: NDArray[np.float64] = field(default_factory=NOTHING.copy)
-
-    @property
-    def evidence(self) -> Evidence:
-        return Evidence(self.gradients, self.draws, self.clients, self.agreement, self.directions)
-
-    def with_evidence(self, evidence: Evidence) -> "State":
-        return replace(self, **{each.name: getattr(evidence, each.name) for each in fields(evidence)})
+    # The evidence about clients, see agreement.py; empty where none is asked for.
+    gradients: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 0), np.int64))  # (GROUPS, K)
+    draws: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 0), np.int64))  # (GROUPS, K)
+    clients: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))  # (n,), ascending
+    agreement: NDArray[np.float64] = field(default_factory=NOTHING.copy)  # (n,)
+    directions: NDArray[np.float64] = field(default_factory=NOTHING.copy)  # (n,)
 
 
 @dataclass(slots=True)
@@ -63,21 +56,18 @@ class RoundSum:
     A weight is at most the n-th part of what integers hold, and how many uploads n there will be is known at the end.
     So an upload is added at once if its weight is small enough for as many uploads as clients were asked, and waits if
     it claims more; and all wait where a rule compares them.
-
-    Args:
-        probabilities: by the round in which a client began: those of its directions; None: all were equally likely.
     """
 
     state: State  # before the round
     arrivals: Arrivals
-    probabilities: Mapping[int, NDArray[np.float32] | None]
+    probabilities: Mapping[int, NDArray[np.float32] | None]  # by the round in which a client began; None: all alike
     total: Sum
     waiting: dict[tuple[int, int], Contribution] = field(default_factory=dict)  # by client and round
 
     def in_order(self, most: int) -> list[Contribution]:
         """The contributions that wait, in the order of clients and rounds, none with a weight above `most`."""
         ordered = [self.waiting[key] for key in sorted(self.waiting)]
-        return [each.weighing(min(each.weight, most)) for each in ordered]
+        return [replace(each, weight=min(each.weight, most)) for each in ordered]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +109,18 @@ class KSeed:
         return Strategy(settings, server, server, KSeedClient(settings))
 
     def init(self) -> State:
-        size, trust = self.settings.run.pool.size, self.settings.trust
-        moments, zeros = Optimizer(self.settings.server).init(size), np.zeros(size, np.int64)
-        state = State(0, np.zeros(size), zeros, zeros.copy(), moments.first, moments.second)
-        return state.with_evidence(Evidence.none(size)) if trust.agreement else state
+        size = self.settings.run.pool.size
+        zeros = np.zeros(size, np.int64)
+        state = State(0, np.zeros(size), zeros, zeros.copy(), *Optimizer(self.settings.server).init(size))
+        if not self.settings.trust.agreement:
+            return state
+        return replace(state, gradients=np.zeros((GROUPS, size), np.int64), draws=np.zeros((GROUPS, size), np.int64))
 
     def broadcast(self, state: State) -> Broadcast:
         local, wire = self.settings.local, wire_of(self.settings)
-        return Broadcast(
-            run=self.settings.run,
-            round=state.round,
-            lr=local.learning_rate(state.round),
-            eps=local.eps,
-            steps=local.steps,
-            probes=local.probes,
-            clip=float(np.float32(local.clip)),
-            coefficients=rounded(state.coefficients, wire),
-            probabilities=self.probabilities(state),
-            wire=wire,
-        )
+        lr, clip = local.learning_rate(state.round), float(np.float32(local.clip))
+        c, p = rounded(state.coefficients, wire), self.probabilities(state)
+        return Broadcast(self.settings.run, state.round, lr, local.eps, local.steps, clip, c, local.probes, p, wire)
 
     def probabilities(self, state: State) -> NDArray[np.float32] | None:
         """Probabilities of directions in a state's round, as they travel; None: all are equally likely."""
@@ -218,10 +201,9 @@ class KSeed:
             return self.added(state, accumulator.total + Sum.of(waiting, size))
         contributions = cut(waiting)  # none may drown the others
         if trust.agreement:
-            weights, evidence = state.evidence.after(contributions, trust.hostile)
+            weights, state = weighed(state, contributions, trust.hostile)
             pairs = zip(contributions, weights, strict=True)
-            contributions = [each.weighing(each.weight * weight) for each, weight in pairs if weight]
-            state = state.with_evidence(evidence)
+            contributions = [replace(each, weight=each.weight * weight) for each, weight in pairs if weight]
         return self.added(state, sum_of(trust.rule, contributions, size, trust.hostile))
 
     def added(self, state: State, total: Sum) -> State:
@@ -235,13 +217,11 @@ class KSeed:
         Raises:
             FedKSeedError: the next broadcast could not carry the coefficients.
         """
-        before = Moments(state.first, state.second)
-        step, moments = Optimizer(self.settings.server).step(before, gradient, state.round + 1)
+        optimizer = Optimizer(self.settings.server)
+        step, (first, second) = optimizer.step((state.first, state.second), gradient, state.round + 1)
         coefficients = state.coefficients - self.settings.server_lr * step
         require_sendable(state.round, coefficients)
-        return replace(
-            state, round=state.round + 1, coefficients=coefficients, first=moments.first, second=moments.second
-        )
+        return replace(state, round=state.round + 1, coefficients=coefficients, first=first, second=second)
 
     def change(self, state: State, upload: KSeedUpload) -> NDArray[np.float64]:
         """The change of all K coefficients that an upload stands for; directions must be equally likely.

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.random import Generator
 
 from ..local.client import Client
 from ..local.derivatives import derivative_steps
@@ -19,7 +20,6 @@ from ..local.zeroth_order import zeroth_order_steps
 from ..strategy import Settings
 from ..wire.numbers import rounded, scalars
 from ..wire.records import Broadcast, Change, Upload
-from .checks import NONE
 from .uploads import KSeedUpload, drawn_directions, largest_change, wire_of, wire_of_changes
 
 if TYPE_CHECKING:  # a server that makes a strategy needs no PyTorch
@@ -50,62 +50,32 @@ class KSeedClient:
             return self._take_derivatives(message, client, client.graph, self.settings.derivatives)
         pairs = message.steps * message.probes
         steps = zeroth_order_steps(
-            client.weights,
-            client.loss,
-            client.batches(message.round),
+            client.weights, client.loss, client.batches(message.round),
             drawn_directions(self.settings, message.round, client.number, pairs, message.probabilities),
-            probes=message.probes,
-            lr=message.lr,
-            eps=message.eps,
-            clip=message.clip,
-            wire=message.wire,
-            on_step=client.on_step,
-            noised=client.private and partial(client.private.mean, message.round),
-        )
-        return Upload(
-            run=self.settings.run,
-            round=message.round,
-            client=client.number,
-            examples=client.claimed,
-            loss=steps.loss,
-            scalars=steps.scalars,
-            wire=message.wire,
-        )
+            probes=message.probes, lr=message.lr, eps=message.eps, clip=message.clip, wire=message.wire,
+            on_step=client.on_step, noised=client.private and partial(client.private.mean, message.round),
+        )  # fmt: skip
+        about = self.settings.run, message.round, client.number, client.claimed
+        return Upload(*about, steps.loss, steps.scalars, message.wire)
 
     def _take_derivatives(
         self, message: Broadcast, client: "Client[Pooled]", loss: "Callable[[Any], Tensor]", work: LocalWork
     ) -> Change:
         steps = derivative_steps(
-            client.weights,
-            loss,
-            client.batches(message.round),
-            steps=work.count(client.examples),
-            lr=work.learning_rate(message.round),
-            optimizer=Optimizer(work.steps_of),
-            on_step=client.on_step,
+            client.weights, loss, client.batches(message.round), steps=work.count(client.examples),
+            lr=work.learning_rate(message.round), optimizer=Optimizer(work.steps_of), on_step=client.on_step,
             noised=client.private and partial(client.private.mean, message.round),
-        )
+        )  # fmt: skip
         most = largest_change(self.settings, message.round)
         values = rounded(np.clip(steps.change, -most, most), wire_of(self.settings))
         client.weights.load(message.coefficients + values)  # the client holds exactly the change that it sends
-        return Change(
-            run=self.settings.run,
-            round=message.round,
-            client=client.number,
-            examples=client.claimed,
-            loss=steps.loss,
-            skipped=steps.skipped,
-            values=values,
-            counts=NONE,
-            wire=wire_of_changes(self.settings),
-        )
+        about = self.settings.run, message.round, client.number, client.claimed
+        return Change(*about, steps.loss, steps.skipped, values, wire=wire_of_changes(self.settings))
 
-    def example(
-        self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator
-    ) -> KSeedUpload:
+    def example(self, round_: int, client: int, examples: int, differentiates: bool, rng: Generator) -> KSeedUpload:
         settings = self.settings
         if differentiates and settings.derivatives is not None:
             values = rounded(rng.normal(size=settings.run.pool.size) * 1e-9, wire_of(settings))
-            return Change(settings.run, round_, client, examples, 1.0, 0, values, NONE, wire_of_changes(settings))
+            return Change(settings.run, round_, client, examples, 1.0, 0, values, wire=wire_of_changes(settings))
         sent = scalars(rng.normal(size=settings.local.scalars), wire_of(settings))
         return Upload(settings.run, round_, client, examples, 1.0, sent, wire_of(settings))

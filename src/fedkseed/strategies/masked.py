@@ -11,22 +11,24 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from ..local.client import Client
 from ..randomness import EVERYONE, Purpose, generator
-from ..strategy import NO_STATES, ClientPart, Masking, SecondLeg, Settings, Strategy
+from ..secure.grid import Grid
+from ..secure.masks import SEED, TAG, USUAL, MaskRoster
+from ..secure.member import MaskingClient
+from ..secure.server import requests, require_shares, require_upload, unmasked
+from ..strategy import ClientPart, Masking, SecondLeg, Settings, Strategy
 from ..wire.codec import decode
 from ..wire.records import KEY, Broadcast, Masked, Secured, Shares, Survivors, Upload
-from .checks import Arrivals
+from .checks import Arrivals, KeptUploads
 from .kseed import KSeed, State
 from .uploads import KSeedUpload, along_all, change_of, change_of_probes
 
-if TYPE_CHECKING:  # a server aggregates without PyTorch; clear rounds need no `cryptography`
-    from ..secure.grid import Grid
-    from ..secure.masks import MaskRoster
-    from ..secure.member import MaskingClient
+if TYPE_CHECKING:  # a server aggregates without PyTorch
     from ..weights.base import Pooled
 
 
@@ -36,34 +38,24 @@ def masked(strategy: Strategy[State]) -> Strategy[State]:
     server: Any = strategy.aggregator
     if secure is None or secure.norm is None:
         raise FedKSeedError("masked uploads need the largest norm of a client's change, and the settings have none")
-    try:
-        from ..secure.grid import Grid
-    except ModuleNotFoundError as error:
-        raise FedKSeedError(f"[secure] needs the package {error.name}: pip install 'fedkseed[secure]'") from error
     size = settings.local.scalars if settings.shared else settings.run.pool.size
     masks = Masks(settings, secure, Grid(secure.norm, secure.bits, size, settings.run.pool.key))
     aggregator, client = MaskedAggregator(masks, server), MaskedClient(masks, strategy.client)
     legs = SecondLeg(
         Survivors, Shares, aggregator.requests, aggregator.add_shares_, lambda asked: 2 * asked // 3 + 1, client.respond
     )
-    return replace(
-        strategy, aggregator=aggregator, client=client, addressed=masks.addressed, second_leg=legs
-    )  # fmt: skip
+    return replace(strategy, aggregator=aggregator, client=client, addressed=masks.addressed, second_leg=legs)
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """The masks of a run, as server and clients agree on them.
-
-    Args:
-        secure: `keys` are the X25519 public keys of the clients, which the server knows; `name` is that of the run,
-            where keys outlive it: 16 bytes that both sides know; `neighbours`: see `MaskRoster`.
-        grid: the grid on which changes are added up.
-    """
+    """The masks of a run, as server and clients agree on them."""
 
     settings: Settings
+    # `keys` are the X25519 public keys of the clients, which the server knows; `name` is that of the run, where keys
+    # outlive it: 16 bytes that both sides know.
     secure: Masking
-    grid: "Grid"
+    grid: Grid  # on which changes are added up
 
     def addressed(self, state: State, cohort: Sequence[int], broadcast: Callable[[], bytes]) -> Mapping[int, Secured]:
         """The broadcast with the round's clients and their keys."""
@@ -75,14 +67,8 @@ class Masks:
         self.roster(message, self.secure.name).require()
         return dict.fromkeys(members, message)
 
-    def roster(self, message: Secured | Survivors, name: bytes) -> "MaskRoster":
-        """The clients of a round, as either of its messages to them says.
-
-        Args:
-            name: of the run, as this party knows it.
-        """
-        from ..secure.masks import MaskRoster
-
+    def roster(self, message: Secured | Survivors, name: bytes) -> MaskRoster:
+        """The clients of a round, as either of its messages to them says; the run's name is as this party knows it."""
         broadcast = message.broadcast if isinstance(message, Survivors) else hashlib.sha256(message.broadcast).digest()
         return MaskRoster(name, message.round, message.members, message.keys, broadcast, self.secure.neighbours)
 
@@ -107,61 +93,40 @@ class Masks:
 class MaskedSum:
     """The masked uploads of a round: which masks come off depends on all that have come, and on the second leg."""
 
-    state: State
-    arrivals: Arrivals
-    roster: "MaskRoster"
-    uploads: dict[int, Masked] = field(default_factory=dict)
+    kept: KeptUploads
+    roster: MaskRoster
+    width: int  # bits of a masked number
     shares: dict[int, Shares] = field(default_factory=dict)
-
-    def in_order(self) -> list[Masked]:
-        return [self.uploads[client] for client in sorted(self.uploads)]
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedAggregator:
-    """The server's sum of masked uploads.
-
-    Args:
-        server: makes the step with the mean change.
-    """
+    """The server's sum of masked uploads."""
 
     replies: ClassVar[tuple[type[Masked], ...]] = (Masked,)
 
     masks: Masks
-    server: KSeed
+    server: KSeed  # makes the step with the mean change
 
-    def start(
-        self, state: State, sent: Mapping[int, Secured], earlier_states: Mapping[int, State] = NO_STATES
-    ) -> MaskedSum:
+    def start(self, state: State, sent: Mapping[int, Secured], earlier_states: Any = None) -> MaskedSum:
         roster = self.masks.roster(next(iter(sent.values())), self.masks.secure.name)
-        return MaskedSum(state, Arrivals.of(self.masks.settings.run, state, sent), roster)
+        kept = KeptUploads(state, Arrivals.of(self.masks.settings.run, state, sent))
+        return MaskedSum(kept, roster, self.masks.width(roster.members.size))
 
     def add_(self, accumulator: MaskedSum, upload: Masked) -> None:
-        from ..secure.server import require_upload
-
-        accumulator.arrivals.require(upload)
-        require_upload(accumulator.roster, upload, self._width(accumulator), self.masks.grid.padded)
-        accumulator.arrivals.note_(upload)
-        accumulator.uploads[upload.client] = upload
+        accumulator.kept.arrivals.require(upload)
+        require_upload(accumulator.roster, upload, accumulator.width, self.masks.grid.padded)
+        accumulator.kept.keep_(upload)
 
     def requests(self, accumulator: MaskedSum) -> Mapping[int, Survivors]:
         """The second message to each client whose upload has come."""
-        from ..secure.server import requests
-
-        return requests(
-            self.masks.settings.run,
-            accumulator.roster,
-            accumulator.in_order(),
-            self._width(accumulator),
-            self.masks.grid.padded,
-        )
+        run, uploads = self.masks.settings.run, accumulator.kept.in_order()
+        return requests(run, accumulator.roster, uploads, accumulator.width, self.masks.grid.padded)
 
     def add_shares_(self, accumulator: MaskedSum, answer: Shares) -> None:
         """Keep a client's answer of the second leg, or refuse it."""
-        from ..secure.server import require_shares
-
         self.masks.settings.run.require(answer.run)
-        there = np.isin(accumulator.roster.members, [*accumulator.uploads])
+        there = np.isin(accumulator.roster.members, [*accumulator.kept.uploads])
         require_shares(accumulator.roster, answer, there)
         accumulator.shares[answer.client] = answer
 
@@ -171,20 +136,14 @@ class MaskedAggregator:
         Raises:
             FedKSeedError: too few shares have come, or what they give is no sum of uploads; nothing is counted.
         """
-        from ..secure.server import unmasked
-
-        accumulator.arrivals.require_any()
-        uploads, state, settings = accumulator.in_order(), accumulator.state, self.masks.settings
-        total = unmasked(accumulator.roster, uploads, accumulator.shares, self._width(accumulator))
+        uploads, state, settings = accumulator.kept.in_order(), accumulator.kept.state, self.masks.settings
+        total = unmasked(accumulator.roster, uploads, accumulator.shares, accumulator.width)
         variance = self.masks.variance(accumulator.roster.members.size)
         self.masks.grid.require_plausible(total, len(uploads), len(uploads) * variance)
         mean = self.masks.grid.change(total, state.round) / len(uploads)
         if settings.shared:
             mean = along_all(settings, state.round, EVERYONE, mean)
         return self.server.stepped(state, -mean)
-
-    def _width(self, accumulator: MaskedSum) -> int:
-        return self.masks.width(accumulator.roster.members.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,12 +192,8 @@ class MaskedClient:
         member = _member(client)
         return member.shares(request, self.masks.roster(request, member.run))
 
-    def example(
-        self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator
-    ) -> Masked:
+    def example(self, round_: int, client: int, examples: int, differentiates: bool, rng: Generator) -> Masked:
         """An upload of the size that this client's has with the whole cohort of `keys`, or with ten clients."""
-        from ..secure.masks import SEED, TAG, USUAL
-
         clients = max(3, len(self.masks.secure.keys) or 10)
         width = self.masks.width(clients)
         holders = min(clients, (self.masks.secure.neighbours or USUAL) + 1)
@@ -247,7 +202,7 @@ class MaskedClient:
         return Masked(self.masks.settings.run, round_, client, width, numbers, bundles)
 
 
-def _member(client: Client[Any]) -> "MaskingClient":
+def _member(client: Client[Any]) -> MaskingClient:
     if client.member is None:
         raise FedKSeedError(f"client {client.number} has no key for masks, and [secure] asks for masked uploads")
     return client.member

@@ -7,22 +7,19 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
-from ..strategy import NO_STATES, Noise, Settings, Strategy
+from ..secure.grid import Grid
+from ..strategy import Noise, Settings, Strategy
 from .averaging import Averaging
 from .checks import Arrivals
 from .kseed import KSeed
 
-if TYPE_CHECKING:  # rounds without noise need no `cryptography`
-    from ..secure.grid import Grid
-
 BITS = 14  # of a client's number on the grid, which does not travel
-SummedServer: TypeAlias = KSeed | Averaging  # servers that can tell the change of one upload, and step with a sum
 
 
 def noised(strategy: Strategy[Any], noise: Noise) -> Strategy[Any]:
@@ -37,29 +34,23 @@ class CodedSum:
 
     state: Any
     arrivals: Arrivals
-    size: int = 0  # numbers of a change, which the first upload shows
+    size: int = 0  # numbers of a change: an upload shows it
     total: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
 class NoisedAggregator:
-    """The sum of changes, each cut to a norm, all clients alike, and noise on it.
-
-    Args:
-        server: tells what change an upload stands for, and makes the step. The change is that of K coefficients, or of
-            d weights.
-        noise: its size, and the secret from which the noise of each round follows.
-    """
+    """The sum of changes, each cut to a norm, all clients alike, and noise on it."""
 
     settings: Settings
-    server: SummedServer
+    server: KSeed | Averaging  # tells what change of coefficients or weights an upload stands for, and makes the step
     noise: Noise
 
     @property
     def replies(self) -> tuple[type[Any], ...]:
         return self.server.replies
 
-    def start(self, state: Any, sent: Mapping[int, Any], earlier_states: Mapping[int, Any] = NO_STATES) -> CodedSum:
+    def start(self, state: Any, sent: Mapping[int, Any], earlier_states: Any = None) -> CodedSum:
         if not self.noise.secret:
             raise FedKSeedError("the noise of a sum needs a secret, and this party has none: it is the server's")
         return CodedSum(state, Arrivals.of(self.settings.run, state, sent))
@@ -73,7 +64,7 @@ class NoisedAggregator:
 
     def finish(self, accumulator: CodedSum) -> Any:
         """The state after the step with (Σ Δ_i + noise) / m, each change Δ_i of m clients cut to the norm."""
-        from ..secure.noise import discrete_gaussian
+        from ..secure.noise import discrete_gaussian  # rounds without noise need no `cryptography`
 
         accumulator.arrivals.require_any()
         state, total, grid = accumulator.state, accumulator.total, self.grid(accumulator.size)
@@ -82,12 +73,10 @@ class NoisedAggregator:
         noise = discrete_gaussian(self.variance(grid), total.size, hashlib.sha256(b"".join(made_of)).digest())
         return self.server.stepped(state, -grid.change(total + noise, state.round) / len(accumulator.arrivals.came))
 
-    def grid(self, size: int) -> "Grid":
+    def grid(self, size: int) -> Grid:
         """The whole numbers on which changes of a size are added up, with the norm to which they are cut."""
-        from ..secure.grid import Grid
-
         return Grid(self.noise.norm, BITS, size, self.settings.run.pool.key)
 
-    def variance(self, grid: "Grid") -> int:
+    def variance(self, grid: Grid) -> int:
         """The variance σ² of the noise in each number of a sum."""
         return math.ceil((self.noise.multiplier * self.noise.scale * grid.sensitivity) ** 2)

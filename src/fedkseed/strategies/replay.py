@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from ..directions import Pool
@@ -22,10 +23,10 @@ from ..errors import FedKSeedError
 from ..local.client import Client
 from ..local.schedules import require_choice
 from ..randomness import Purpose, draw_directions, generator
-from ..strategy import FULL, NO_STATES, Settings, Strategy
+from ..strategy import FULL, Settings, Strategy
 from ..wire.numbers import scalars
 from ..wire.records import Change, History, Upload
-from .checks import NONE, Arrivals, KeptUploads, merged, require_clipped, require_scalars, require_sendable
+from .checks import Arrivals, KeptUploads, merged, require_clipped, require_scalars, require_sendable, require_size
 
 if TYPE_CHECKING:  # a server that adds up needs no PyTorch
     from ..directions.operations import DirectionSum
@@ -47,14 +48,19 @@ class ReplayState:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayDirections:
-    """The directions that the coefficients of a round are along, for server and clients alike.
+class Replay:
+    """The server of replayed rounds: it keeps the few coefficients that each round has moved the model by.
 
     Args:
         settings: `run` has the pool of unlimited directions; `pool` the size K and the family of a round's pool, whose
             key follows from the round.
         kind: `drawn`, `shared`, `projected` or `by tensor`, see the list at the top of this file.
     """
+
+    state: ClassVar[type[ReplayState]] = ReplayState
+    weights: ClassVar[str] = FULL
+    remembers: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset()
 
     settings: Settings
     kind: str = "drawn"
@@ -63,14 +69,15 @@ class ReplayDirections:
         kinds = ("projected", "by tensor") if self.settings.local.backpropagates else ("drawn", "shared")
         require_choice("kind", self.kind, kinds)
 
+    @classmethod
+    def make(cls, settings: Settings, **options: Any) -> Strategy[ReplayState]:
+        server = cls(settings, **options)
+        sized = server.kind != "by tensor"
+        return Strategy(settings, server, server, ReplayClient(server), server.addressed, sized=sized)
+
     @property
     def pool(self) -> Pool:
         return self.settings.pool or self.settings.run.pool
-
-    @property
-    def named(self) -> bool:
-        """Whether clients have directions of their own, which a history has to name."""
-        return self.kind in ("drawn", "by tensor")
 
     @property
     def blocks(self) -> int:
@@ -88,35 +95,14 @@ class ReplayDirections:
         chosen = [np.sort(np.argsort(rng.random(self.pool.size))[:count]) for count in counts.tolist()]
         return np.concatenate(chosen).astype(np.uint32)
 
-    def implied(self, round_: int, part: slice) -> NDArray[np.uint32]:
+    def implied(self, round_: int, size: int) -> NDArray[np.uint32]:
         """Directions that a message need not name: a round's own, in order."""
-        size = part.stop - part.start
         first = round_ * self.settings.local.scalars if self.kind == "shared" else 0
         return (first + np.arange(size, dtype=np.int64)).astype(np.uint32)
 
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """The server of replayed rounds: it keeps the few coefficients that each round has moved the model by."""
-
-    state: ClassVar[type[ReplayState]] = ReplayState
-    weights: ClassVar[str] = FULL
-    remembers: ClassVar[bool] = True
-    reads: ClassVar[frozenset[str]] = frozenset()
-
-    settings: Settings
-    directions: ReplayDirections
-
-    @classmethod
-    def make(cls, settings: Settings, **options: Any) -> Strategy[ReplayState]:
-        directions = ReplayDirections(settings, **options)
-        server = cls(settings, directions)
-        client, sized = ReplayClient(settings, directions), directions.kind != "by tensor"
-        return Strategy(settings, server, server, client, server.addressed, sized=sized)
-
     def init(self) -> ReplayState:
-        counts = np.empty((0, self.directions.blocks), np.uint32)
-        return ReplayState(0, counts, NONE, np.empty(0, np.float32), NONE, NONE)
+        none = np.empty(0, np.uint32)
+        return ReplayState(0, none.reshape(0, self.blocks), none, np.empty(0, np.float32), none, none)
 
     def broadcast(self, state: ReplayState) -> History:
         """All rounds, for a new client, which holds the base model."""
@@ -132,22 +118,17 @@ class Replay:
 
     def _history(self, state: ReplayState, since: int) -> History:
         first = int(state.counts[:since].sum(dtype=np.int64))
-        lr = self.settings.local.learning_rate(state.round)
-        return History(
-            self.settings.run, state.round, lr, since,
-            state.counts[since:], state.directions[first:], state.coefficients[first:],
-        )  # fmt: skip
+        about = self.settings.run, state.round, self.settings.local.learning_rate(state.round), since
+        return History(*about, state.counts[since:], state.directions[first:], state.coefficients[first:])
 
     @property
     def replies(self) -> tuple[type[Upload] | type[Change], ...]:
-        return (Upload if self.directions.kind == "drawn" else Change,)
+        return (Upload if self.kind == "drawn" else Change,)
 
-    def start(
-        self, state: ReplayState, sent: Mapping[int, Any], earlier_states: Mapping[int, ReplayState] = NO_STATES
-    ) -> KeptUploads[ReplayState]:
+    def start(self, state: ReplayState, sent: Mapping[int, Any], earlier_states: Any = None) -> KeptUploads:
         return KeptUploads(state, Arrivals.of(self.settings.run, state, sent))
 
-    def add_(self, accumulator: KeptUploads[ReplayState], upload: Upload | Change) -> None:
+    def add_(self, accumulator: KeptUploads, upload: Upload | Change) -> None:
         """Keep an upload: floating-point numbers are added up in one order, when all have come.
 
         Raises:
@@ -162,22 +143,18 @@ class Replay:
         accumulator.keep_(upload)
 
     def _require(self, upload: Change) -> None:
-        size, tensors = self.directions.pool.size, len(self.settings.tensors)
-        if self.directions.kind == "by tensor":
-            wrong = upload.counts.size != tensors or (upload.counts > size).any()
-            asked = f"up to {size} numbers for each of {tensors} tensors"
-        else:
-            size = self.settings.local.scalars if self.directions.kind == "shared" else size
-            wrong, asked = upload.values.size != size, f"{size} numbers"
-        if wrong:
+        size, tensors = self.pool.size, len(self.settings.tensors)
+        if self.kind != "by tensor":
+            require_size(upload, self.settings.local.scalars if self.kind == "shared" else size)
+        elif upload.counts.size != tensors or (upload.counts > size).any():
             raise FedKSeedError(
                 f"client {upload.client} sent {upload.values.size} numbers for {upload.counts.size or 1} tensors, "
-                f"{asked} were asked for"
+                f"up to {size} numbers for each of {tensors} tensors were asked for"
             )
-        if self.directions.kind == "shared":
+        if self.kind == "shared":
             require_clipped(upload.client, upload.values, self.settings.local.clip)
 
-    def finish(self, accumulator: KeptUploads[ReplayState]) -> ReplayState:
+    def finish(self, accumulator: KeptUploads) -> ReplayState:
         """The state with the round's coefficients appended: Σ_i (n_i / n) of the numbers of client i.
 
         n_i are the examples of client i.
@@ -186,7 +163,7 @@ class Replay:
             FedKSeedError: there is no upload, or the mean overflows.
         """
         uploads, state = accumulator.in_order(), accumulator.state
-        if self.directions.kind == "drawn":
+        if self.kind == "drawn":
             lr = self.settings.local.learning_rate(state.round) / self.settings.local.probes
             directions, coefficients = merged(uploads, self.settings.run, lr)
             counts = np.array([coefficients.size], np.uint32)
@@ -198,13 +175,10 @@ class Replay:
         seen[np.searchsorted(everyone, state.clients)] = state.seen
         seen[np.searchsorted(everyone, clients)] = state.round
         return ReplayState(
-            state.round + 1,
-            np.concatenate([state.counts, counts[None]]),
-            np.concatenate([state.directions, directions]),
-            np.concatenate([state.coefficients, coefficients]),
-            everyone,
-            seen,
-        )
+            state.round + 1, np.concatenate([state.counts, counts[None]]),
+            np.concatenate([state.directions, directions]), np.concatenate([state.coefficients, coefficients]),
+            everyone, seen,
+        )  # fmt: skip
 
     def _average(
         self, round_: int, uploads: Sequence[Change]
@@ -213,22 +187,22 @@ class Replay:
 
         Numbers along directions that a client did not draw count as zeros.
         """
-        total, drawn = sum(upload.examples for upload in uploads), self.directions.kind == "by tensor"
-        size = self.directions.pool.size if drawn else uploads[0].values.size
-        sums, there = np.zeros((self.directions.blocks, size)), np.zeros((self.directions.blocks, size), bool)
+        total, drawn = sum(upload.examples for upload in uploads), self.kind == "by tensor"
+        size = self.pool.size if drawn else uploads[0].values.size
+        sums, there = np.zeros((self.blocks, size)), np.zeros((self.blocks, size), bool)
         for upload in uploads:
             places: Any = ...
             if drawn:
-                places = _owners(upload.counts), self.directions.drawn(round_, upload.client, upload.counts)
+                places = _owners(upload.counts), self.drawn(round_, upload.client, upload.counts)
             sums[places] += upload.examples / total * upload.values.astype(np.float64)
             there[places] = True
         mean = sums[there]
-        if self.directions.kind == "shared":
+        if self.kind == "shared":
             mean *= -self.settings.local.learning_rate(round_) / self.settings.local.probes
         else:
             mean *= self.settings.server_lr
         require_sendable(round_, mean)
-        directions = np.nonzero(there)[1].astype(np.uint32) if drawn else NONE
+        directions = np.nonzero(there)[1].astype(np.uint32) if drawn else np.empty(0, np.uint32)
         return there.sum(1).astype(np.uint32), directions, mean.astype(np.float32)
 
 
@@ -238,8 +212,7 @@ class ReplayClient:
 
     message: ClassVar[type[History]] = History
 
-    settings: Settings
-    directions: ReplayDirections
+    server: Replay
 
     def sync(self, message: History, weights: "FullWeights") -> None:
         """Go back to the model of the last sync and add, round by round, the rounds that it lacks.
@@ -248,7 +221,7 @@ class ReplayClient:
             FedKSeedError: the weights are older or newer than the rounds in the message, or it holds
                 directions that the rounds do not have; the weights are unchanged.
         """
-        blocks, named = self.directions.blocks, self.directions.named
+        blocks, named = self.server.blocks, self.server.kind in ("drawn", "by tensor")
         if message.counts.shape[1] != blocks or (message.directions.size and not named):
             raise FedKSeedError(
                 f"a history of this algorithm has {blocks} counts a round and names directions only where "
@@ -273,31 +246,31 @@ class ReplayClient:
         from ..directions.operations import DirectionSum
 
         bounds = np.concatenate([[0], np.cumsum(message.counts.ravel(), dtype=np.int64)])
-        kind, blocks = self.directions.kind, self.directions.blocks
+        server, kind, blocks = self.server, self.server.kind, self.server.blocks
         for round_ in range(version, message.round):
-            pool = self.settings.run.pool if kind in ("drawn", "shared") else self.directions.round_pool(round_)
+            pool = server.settings.run.pool if kind in ("drawn", "shared") else server.round_pool(round_)
             for block in range(blocks):
                 place = (round_ - message.since) * blocks + block
                 part = slice(bounds[place], bounds[place + 1])
-                named = self.directions.named
-                directions = message.directions[part] if named else self.directions.implied(round_, part)
-                total = DirectionSum(pool, *pool.select(directions, message.coefficients[part]))
-                yield total, block if kind == "by tensor" else None
+                named, coefficients = message.directions[part], message.coefficients[part]
+                if kind in ("shared", "projected"):
+                    named = server.implied(round_, coefficients.size)
+                yield DirectionSum(pool, *pool.select(named, coefficients)), block if kind == "by tensor" else None
 
     def train(self, message: History, client: "Client[FullWeights]") -> Upload | Change:
-        run, local = self.settings.run, self.settings.local
+        run, local = self.server.settings.run, self.server.settings.local
         if local.backpropagates:
             return self._project(message, client)
-        if self.directions.kind == "drawn":
+        if self.server.kind == "drawn":
             key, size = run.pool.key, run.pool.size
             directions = draw_directions(key, message.round, client.number, local.scalars, size, None)
         else:
-            directions = self.directions.implied(message.round, slice(0, local.scalars))
+            directions = self.server.implied(message.round, local.scalars)
         steps = local.zeroth_order(client, message.round, message.lr, directions)
-        about = (run, message.round, client.number, client.examples)
-        if self.directions.kind == "drawn":
-            return Upload(*about, steps.loss, steps.scalars)
-        return Change(*about, steps.loss, steps.skipped, np.nan_to_num(steps.scalars), NONE)  # NaN moves nothing
+        about = (run, message.round, client.number, client.examples, steps.loss)
+        if self.server.kind == "drawn":
+            return Upload(*about, steps.scalars)
+        return Change(*about, steps.skipped, np.nan_to_num(steps.scalars))  # NaN moves nothing
 
     def _project(self, message: History, client: "Client[FullWeights]") -> Change:
         """The upload of ⟨z_j, Δ⟩ / n, Δ the update of the local steps: Σ_j ⟨z_j, Δ⟩ z_j / n has the mean Δ.
@@ -307,34 +280,31 @@ class ReplayClient:
         Raises:
             FedKSeedError: Δ has numbers that are not finite: the local steps diverged.
         """
-        pool = self.directions.round_pool(message.round)
-        steps = self.settings.local.first_order(client, message.round, message.lr)
-        about = (self.settings.run, message.round, client.number, client.examples, steps.loss, steps.skipped)
+        pool = self.server.round_pool(message.round)
+        steps = self.server.settings.local.first_order(client, message.round, message.lr)
+        about = (self.server.settings.run, message.round, client.number, client.examples, steps.loss, steps.skipped)
         products, moved = client.weights.change(pool), client.weights.distances()
         if not (np.isfinite(products).all() and np.isfinite(moved).all()):
             raise FedKSeedError(
                 f"client {client.number} diverged in round {message.round}: what it learned is not finite; "
                 "take a smaller [training] lr"
             )
-        if self.directions.kind == "projected":
-            return Change(*about, (products.sum(0) / pool.size).astype(np.float32), NONE)
+        if self.server.kind == "projected":
+            return Change(*about, (products.sum(0) / pool.size).astype(np.float32))
         shares = moved / moved.max() if moved.max() > 0 else moved
         counts = np.clip(np.floor(shares * pool.size), min(LEAST, pool.size), pool.size).astype(np.uint32)
-        tensors, directions = _owners(counts), self.directions.drawn(message.round, client.number, counts)
+        tensors, directions = _owners(counts), self.server.drawn(message.round, client.number, counts)
         return Change(*about, (products[tensors, directions] / counts[tensors]).astype(np.float32), counts)
 
-    def example(
-        self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator
-    ) -> Upload | Change:
+    def example(self, round_: int, client: int, examples: int, differentiates: bool, rng: Generator) -> Upload | Change:
         """An upload of the largest size; the exact size of `by tensor` is only known after training."""
-        about, counts = (self.settings.run, round_, client, examples, 1.0), NONE
-        size = self.directions.pool.size if self.settings.local.backpropagates else self.settings.local.scalars
-        if self.directions.kind == "drawn":
+        settings, kind = self.server.settings, self.server.kind
+        size = self.server.pool.size if settings.local.backpropagates else settings.local.scalars
+        about = settings.run, round_, client, examples, 1.0
+        if kind == "drawn":
             return Upload(*about, scalars(rng.normal(size=size)))
-        if self.directions.kind == "by tensor":
-            counts = np.full(self.directions.blocks, size, np.uint32)
-            size = int(counts.sum())
-        return Change(*about, 0, rng.normal(size=size).astype(np.float32) * 1e-9, counts)
+        counts = np.full(self.server.blocks if kind == "by tensor" else 0, size, np.uint32)
+        return Change(*about, 0, rng.normal(size=int(counts.sum()) or size).astype(np.float32) * 1e-9, counts)
 
 
 def _owners(counts: NDArray[np.uint32]) -> NDArray[np.intp]:

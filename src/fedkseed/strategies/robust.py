@@ -18,6 +18,7 @@ https://arxiv.org/abs/2012.10333 (centered clipping); Allouah et al., 2023, http
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import TypeAlias
 
@@ -42,7 +43,10 @@ def sum_of(rule: str, contributions: Sequence[Contribution], size: int, hostile:
     if values_of is None:
         return total
     few = min(math.ceil(hostile * len(contributions) - 1e-9), (len(contributions) - 1) // 2)
-    total.values, total.weight = values_of(_dense(contributions, size), few)
+    rows = np.zeros((len(contributions), size), np.int64)
+    for row, each in zip(rows, contributions, strict=True):
+        row[each.directions] = each.values
+    total.values, total.weight = values_of(rows, few)
     return total
 
 
@@ -61,12 +65,20 @@ def cut(contributions: Sequence[Contribution]) -> list[Contribution]:
     norms = [norm(each.values) for each in contributions]
     longest, heaviest = median(norms), math.floor(2 * median(each.weight for each in contributions))
     loudest = median(int(each.sizes.sum()) for each in contributions)  # numbers that cancel have no norm, but sizes
-    return [
-        (each.scaled(longest / length) if length > longest else each)
-        .with_sizes_of(loudest)
-        .weighing(min(each.weight, heaviest))
-        for each, length in zip(contributions, norms, strict=True)
-    ]
+    after = []
+    for each, length in zip(contributions, norms, strict=True):
+        values, sizes = each.values, each.sizes
+        if length > longest:
+            values, sizes = _scaled(values, longest / length), _scaled(sizes, longest / length)
+        if (total := int(sizes.sum())) > loudest:
+            sizes = _scaled(sizes, loudest / total)
+        after.append(replace(each, weight=min(each.weight, heaviest), values=values, sizes=sizes))
+    return after
+
+
+def _scaled(numbers: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
+    """Smaller numbers, rounded to the nearest, half to even."""
+    return np.rint(numbers * factor).astype(np.int64)
 
 
 def _centered(rows: Rows, few: int) -> tuple[NDArray[np.int64], int]:
@@ -75,10 +87,8 @@ def _centered(rows: Rows, few: int) -> tuple[NDArray[np.int64], int]:
         away = rows - center
         norms = [norm(row) for row in away]
         longest = median(norms)
-        kept = [
-            np.rint(row * (longest / length)).astype(np.int64) if length > longest else row
-            for row, length in zip(away, norms, strict=True)
-        ]
+        pairs = zip(away, norms, strict=True)
+        kept = [_scaled(row, longest / length) if length > longest else row for row, length in pairs]
         center = center + np.rint(np.sum(kept, axis=0) / len(rows)).astype(np.int64)
     return center, 1
 
@@ -87,31 +97,15 @@ def _trimmed(rows: Rows, few: int) -> tuple[NDArray[np.int64], int]:
     return np.sort(rows, axis=0)[few : len(rows) - few].sum(0), len(rows) - 2 * few
 
 
-def _median(rows: Rows, few: int) -> tuple[NDArray[np.int64], int]:
-    return _trimmed(rows, (len(rows) - 1) // 2)
-
-
 def _nearest_trimmed(rows: Rows, few: int) -> tuple[NDArray[np.int64], int]:
-    near = len(rows) - few
-    neighbours = np.argsort(_distances(rows), axis=1, kind="stable")[:, :near]
-    values, weight = _trimmed(np.array([rows[places].sum(0) for places in neighbours]), few)
-    return values, weight * near
-
-
-def _dense(contributions: Sequence[Contribution], size: int) -> Rows:
-    rows = np.zeros((len(contributions), size), np.int64)
-    for row, contribution in zip(rows, contributions, strict=True):
-        row[contribution.directions] = contribution.values
-    return rows
-
-
-def _distances(rows: Rows) -> NDArray[np.float64]:
-    """Squared distances of all pairs, shape (n, n), of numbers cut to so few bits that no sum is rounded."""
-    bits = (EXACT - math.ceil(math.log2(rows.shape[1]))) // 2
+    """Trimmed means of the nearest rows, by squared distances of numbers cut to so few bits that no sum is rounded."""
+    bits, near = (EXACT - math.ceil(math.log2(rows.shape[1]))) // 2, len(rows) - few
     coarse = (rows >> max(0, int(np.abs(rows).max(initial=0)).bit_length() - bits)).astype(np.float64)
     products = coarse @ coarse.T
     squares = np.diag(products)
-    return squares[:, None] + squares - 2 * products
+    nearest = np.argsort(squares[:, None] + squares - 2 * products, axis=1, kind="stable")[:, :near]
+    values, weight = _trimmed(np.array([rows[places].sum(0) for places in nearest]), few)
+    return values, weight * near
 
 
 # Rows of numbers, one a client, and f -> the numbers and their weight in place of the weighted sum; None: that sum.
@@ -121,6 +115,6 @@ RULES: Mapping[str, Rule | None] = {
     "clipped": None,
     "centered clipping": _centered,
     "trimmed": _trimmed,
-    "median": _median,
+    "median": lambda rows, few: _trimmed(rows, (len(rows) - 1) // 2),
     "nnm-trimmed": _nearest_trimmed,
 }

@@ -7,7 +7,7 @@ int64 overflows, nor does a sum of masked numbers modulo 2^64. docs/aggregation.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -24,23 +24,16 @@ HEAVIEST = (1 << 24) - 1  # Σ w of a round
 class Contribution:
     """One upload as integers, along the directions that it has something to say about.
 
-    Args:
-        weight: w, at least 1.
-        directions: ascending, each once, shape (n,).
-        values: q, the gradient along each direction in units of GRID.
-        sizes: Σ |ρ| of each direction in units of GRID; 0 where no scalars were sent.
-        counts: number of scalars of each direction.
-
     Raises:
         FedKSeedError: a number is beyond the bound of this module.
     """
 
     client: int
-    weight: int
-    directions: NDArray[np.uint32]
-    values: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    weight: int  # w, at least 1
+    directions: NDArray[np.uint32]  # (n,), ascending, each once
+    values: NDArray[np.int64]  # (n,), q: the gradient along each direction in units of GRID
+    sizes: NDArray[np.int64]  # (n,), Σ |ρ| of each direction in units of GRID; 0 where no scalars were sent
+    counts: NDArray[np.int64]  # (n,), number of scalars of each direction
 
     def __post_init__(self) -> None:
         if max(np.abs(self.values).max(initial=0), self.sizes.max(initial=0)) > MOST:
@@ -74,20 +67,6 @@ class Contribution:
             raise _beyond(client)
         directions, zeros = np.arange(change.size, dtype=np.uint32), np.zeros(change.size, np.int64)
         return cls(client, weight, directions, np.rint(values).astype(np.int64), zeros, zeros)
-
-    def scaled(self, factor: float) -> "Contribution":
-        """The same with smaller numbers, rounded to the nearest, half to even."""
-        values, sizes = (np.rint(numbers * factor).astype(np.int64) for numbers in (self.values, self.sizes))
-        return replace(self, values=values, sizes=sizes)
-
-    def with_sizes_of(self, most: float) -> "Contribution":
-        """The same with sizes that add up to at most `most`."""
-        total = int(self.sizes.sum())
-        return self if total <= most else replace(self, sizes=np.rint(self.sizes * (most / total)).astype(np.int64))
-
-    def weighing(self, weight: int) -> "Contribution":
-        """The same with another weight."""
-        return replace(self, weight=weight)
 
 
 @dataclass(slots=True)

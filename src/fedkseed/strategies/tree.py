@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..errors import FedKSeedError
-from ..strategy import NO_STATES, Strategy
+from ..strategy import Strategy
 from ..wire.numbers import GRID
 from ..wire.records import Broadcast, Subtotal
 from .checks import Arrivals
@@ -38,43 +38,27 @@ def tree(
     return replace(strategy, aggregator=RootAggregator(server, drawn, members))
 
 
-@dataclass(slots=True)
-class SubtotalSum:
-    """The subtotals of a round, added up so far."""
-
-    state: State
-    arrivals: Arrivals
-    total: Sum
-
-
 @dataclass(frozen=True, slots=True)
 class RootAggregator:
-    """The root's sum of subtotals.
-
-    Args:
-        server: makes the step with a round's sum.
-        drawn, members: see `tree`.
-    """
+    """The root's sum of subtotals."""
 
     replies: ClassVar[tuple[type[Subtotal], ...]] = (Subtotal,)
 
-    server: KSeed
-    drawn: Callable[[int], Sequence[int]]
+    server: KSeed  # makes the step with a round's sum
+    drawn: Callable[[int], Sequence[int]]  # this and the next, see `tree`
     members: Callable[[int], Sequence[int]]
 
-    def start(
-        self, state: State, sent: Mapping[int, Any], earlier_states: Mapping[int, State] = NO_STATES
-    ) -> SubtotalSum:
+    def start(self, state: State, sent: Mapping[int, Any], earlier_states: Any = None) -> RoundSum:
         run = self.server.settings.run
-        return SubtotalSum(state, Arrivals.of(run, state, sent), Sum.of([], run.pool.size))
+        return RoundSum(state, Arrivals.of(run, state, sent), {}, Sum.of([], run.pool.size))
 
-    def add_(self, accumulator: SubtotalSum, upload: Subtotal) -> None:
+    def add_(self, accumulator: RoundSum, upload: Subtotal) -> None:
         accumulator.arrivals.require(upload)
         self._require(upload)
         accumulator.total += Sum(upload.values, upload.weight, upload.sizes, upload.counts.astype(np.int64))
         accumulator.arrivals.note_(upload)
 
-    def finish(self, accumulator: SubtotalSum) -> State:
+    def finish(self, accumulator: RoundSum) -> State:
         """The state after the server's step with the sum of the subtotals: that of one server with all clients.
 
         Raises:
@@ -92,9 +76,6 @@ class RootAggregator:
         """Refuse a subtotal that can't be the sum of uploads of clients of its shard that were drawn.
 
         A shard can then do what its clients could do together, and no more.
-
-        Raises:
-            FedKSeedError: it can't.
         """
         settings = self.server.settings
         who, local, n = f"the subtotal of shard {subtotal.client}", settings.local, subtotal.clients.size
@@ -161,23 +142,14 @@ class ShardAggregator:
             accumulator.losses.append(upload.loss)
 
     def finish(self, accumulator: ShardSum, shard: int) -> Subtotal:
-        """The sum for the server above; of none, if none of the shard's clients was drawn.
-
-        Args:
-            shard: the shard's number as a client of that server.
-        """
+        """The sum for the server above, whose client the shard is; of none, if none of its own clients was drawn."""
         uploads, settings = accumulator.sum, self.server.settings
         waiting = uploads.in_order(HEAVIEST // len(uploads.arrivals.clients))
         total = uploads.total + Sum.of(waiting, settings.run.pool.size)
+        clients = np.array(sorted(client for client, _ in uploads.arrivals.came), np.uint32)
+        loss = median(accumulator.losses) if accumulator.losses else math.nan
+        skipped = min(accumulator.skipped, (1 << 32) - 1)  # a client may claim any number
         return Subtotal(
-            run=settings.run,
-            round=accumulator.message.round,
-            client=shard,
-            clients=np.array(sorted(client for client, _ in uploads.arrivals.came), np.uint32),
-            weight=total.weight,
-            loss=median(accumulator.losses) if accumulator.losses else math.nan,
-            skipped=min(accumulator.skipped, (1 << 32) - 1),  # a client may claim any number
-            values=total.values,
-            sizes=total.sizes,
-            counts=total.counts.astype(np.uint32),
-        )
+            settings.run, accumulator.message.round, shard, clients, total.weight, loss, skipped,
+            total.values, total.sizes, total.counts.astype(np.uint32),
+        )  # fmt: skip

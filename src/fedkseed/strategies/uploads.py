@@ -6,11 +6,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import FedKSeedError
 from ..randomness import EVERYONE, draw_directions
 from ..strategy import Settings
 from ..wire.numbers import GRID
 from ..wire.records import Change, Upload
-from .checks import require_change, require_scalars, require_size
+from .checks import require_scalars, require_size
 from .sums import MOST
 
 KSeedUpload: TypeAlias = Upload | Change
@@ -53,7 +54,11 @@ def require_sound(settings: Settings, upload: KSeedUpload) -> None:
     local, wire = settings.local, wire_of(settings)
     if isinstance(upload, Change):
         require_size(upload, settings.run.pool.size)
-        require_change(upload, largest_change(settings, upload.round))
+        largest, most = float(abs(upload.values).max(initial=0)), largest_change(settings, upload.round)
+        if largest > most * (1 + 1e-3):  # 8 bits round
+            raise FedKSeedError(
+                f"client {upload.client} moves a coefficient by {largest:g}, at most {most:g} is allowed"
+            )
     else:
         require_scalars(upload, local.scalars, math.inf if wire == "sign" else local.clip, wire)
 

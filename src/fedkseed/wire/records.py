@@ -1,6 +1,6 @@
 """Records that cross the network. Each checks itself when made, so that a decoded record is sound."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,7 +173,8 @@ class Change:
     loss: float  # mean local loss, for monitoring only
     skipped: int  # steps left out because their loss was not finite
     values: NDArray[np.float32]  # (n,)
-    counts: NDArray[np.uint32]  # number of values of each tensor; empty: one run for all tensors
+    # Number of values of each tensor; empty: one run for all tensors.
+    counts: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     wire: str = "exact"  # or compact: the precision in which they travel
 
     def __post_init__(self) -> None:
