@@ -96,11 +96,7 @@ def set_aside(rows: Sequence[OwnedRow], share: float) -> tuple[list[OwnedRow], l
 
 
 def draw_sets(rows: HeldOutRows, encoder: Encoder, note: Note) -> tuple[HeldOut, dict[str, HeldOut]]:
-    """The held-out set that is always there, and the others by name with the validation part first.
-
-    Raises:
-        FedKSeedError: the rows are fewer than the recipe asks for, or a file of a set can't be read.
-    """
+    """The held-out set that is always there, and the others by name with the validation part first."""
     recipe = encoder.recipe
     settings = recipe.evaluation
     usual = draw(_short_enough(rows.usual, HELD_OUT, encoder, note), settings.examples, recipe.seed, "[evaluation]")
@@ -158,11 +154,7 @@ def _count_of(portion: float, total: int) -> int:
 
 
 def draw(candidates: Sequence[Drawn], asked: int | str, seed: int, where: str, *labels: int) -> list[Drawn]:
-    """As many examples as are asked for, in random order.
-
-    Raises:
-        FedKSeedError: fewer are there; of the default number, all go.
-    """
+    """As many examples as are asked for, in random order; of the default number all, where they are fewer."""
     count = len(candidates) if asked == "all" else int(asked)
     if count == DEFAULT_EXAMPLES and len(candidates) >= 2:
         count = min(count, len(candidates))

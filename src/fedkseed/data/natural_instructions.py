@@ -57,9 +57,6 @@ def subsample(
         protocol: `paper`: tasks that have at least `least` examples after the draw are clients.
             `official-code`: only inputs of fewer than `max_characters` count; tasks that have at least
             `least` of them before the draw are clients; of a test task at least 20 are drawn.
-
-    Raises:
-        FedKSeedError: see `read` and `split_lists`.
     """
     training, test = split_lists(source)
     official = protocol == "official-code"
@@ -83,11 +80,7 @@ def subsample(
 
 
 def split_lists(source: str) -> tuple[list[str], list[str]]:
-    """The names of the training and of the test tasks, from `splits/default`.
-
-    Raises:
-        FedKSeedError: a list is missing, empty or not text, or a task is in both.
-    """
+    """The names of the training and of the test tasks, from `splits/default`, in both of which no task may be."""
     lists = {file: decode(content, f"{source}, {file}").split() for file, content in _files(source, LISTS)}
     for file in LISTS:
         if not lists.get(file):

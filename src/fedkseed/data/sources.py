@@ -45,11 +45,7 @@ class Reader:
     strict: bool = False  # refuse rows without a response and repeated ones; else leave out the first, and count both
 
     def file(self, source: str, name: str | None = None) -> DataFile:
-        """The examples of a file, a folder that `save_to_disk` wrote, a sample, or a data set on the hub.
-
-        Raises:
-            FedKSeedError: it is missing or damaged, or a row is broken (the text names its place).
-        """
+        """The examples of a file, a folder that `save_to_disk` wrote, a sample, or a data set on the hub."""
         place_of_file, rows = open_rows(source)
         file = DataFile(name or (source if source in SAMPLES else Path(source).name), place_of_file)
         first_places: dict[Example, str] = {}
@@ -82,12 +78,7 @@ class Reader:
         return file
 
     def folder(self, folder: str) -> dict[str, list[DataFile]]:
-        """The data files of each client, by the client's name: a client is a file or a folder in the folder.
-
-        Raises:
-            FedKSeedError: there is none, one can't be read, or a file is of another format. Hidden files alone are left
-                out.
-        """
+        """The data files of each client, by its name: a client is a file or a folder that is not hidden."""
         path = Path(folder).expanduser()
         entries = _visible(path) if path.is_dir() and not is_saved(path) else []
         if not entries:

@@ -42,11 +42,7 @@ class SourceRows:
 
 
 def read_source(recipe: Recipe) -> SourceRows:
-    """Read a recipe's data as its split of clients has it.
-
-    Raises:
-        FedKSeedError: the data can't be read, or is not what the split needs.
-    """
+    """Read a recipe's data as its split of clients has it."""
     reader, source, split = reader_of(recipe), recipe.data.source, recipe.clients.split
     if split == "tasks":
         return _read_tasks(recipe)
@@ -111,11 +107,7 @@ def _is_folder(source: str) -> bool:
 
 
 def hold_out(rows: Sequence[OwnedRow], recipe: Recipe) -> tuple[list[OwnedRow], list[OwnedRow]]:
-    """Part the held-out rows, a whole category or a random share, from the others.
-
-    Raises:
-        FedKSeedError: the data has no such category.
-    """
+    """Part the held-out rows, a whole category or a random share, from the others."""
     asked, categories = recipe.data.held_out, sorted({row.example.category for row in rows})
     if asked == DEFAULT_CATEGORY and asked not in categories:
         asked = SHARE_WITHOUT_IT

@@ -76,10 +76,9 @@ def likeliest(
 ) -> list[str]:
     """The option of each example with the highest probability after its prompt, the end of text with it.
 
-    Of equals the first.
+    Of equals the first. Prompts have one length, where the model does not take positions.
 
     Args:
-        examples: with prompts of one length, where the model does not take positions.
         batch_size: prompts, or options of one prompt, that go through the model at a time.
     """
     end = tokenizer.eos_token_id
@@ -127,8 +126,7 @@ def _together(
 ) -> Iterator[list[int]]:
     """Groups of at most `size` examples with prompts of similar length, and few enough options for one batch.
 
-    Args:
-        mixed: whether prompts of a group may differ in length.
+    Prompts of a group may differ in length if `mixed`.
     """
     groups = dict[int, list[int]]()
     for i in sorted(range(len(examples)), key=lambda i: examples[i].prompt):

@@ -76,11 +76,8 @@ class KeptStates:
 def _run(model: Any, tokens: Tensor, kept: int) -> tuple[list[tuple[Any, Any]], Tensor]:
     """Input and output of each call of the output layer, and the logits, of which the last `kept` are needed."""
     calls: list[tuple[Any, Any]] = []
-    hook = output_layer(model).register_forward_hook(
+    extra = {"attention_mask": torch.ones_like(tokens), "use_cache": False, **last_logits(model, kept)}
+    with output_layer(model).register_forward_hook(
         lambda _, inputs, output: calls.append((inputs[0] if inputs else None, output))
-    )
-    try:
-        mask = torch.ones_like(tokens)
-        return calls, model(input_ids=tokens, attention_mask=mask, use_cache=False, **last_logits(model, kept)).logits
-    finally:
-        hook.remove()
+    ):
+        return calls, model(input_ids=tokens, **extra).logits

@@ -36,18 +36,6 @@ class ModelSource:
     def options(self) -> dict[str, Any]:
         return {} if self.gguf_path is None else {"gguf_file": self.gguf_path.name}
 
-    @property
-    def dense(self) -> dict[str, Any]:
-        """The options with which a GGUF file becomes an ordinary model.
-
-        Releases of transformers that know `GgufConfig` would keep matrices packed where they have a kernel for it, and
-        warn in bfloat16 that this is slow.
-        """
-        config = getattr(transformers, "GgufConfig", None)
-        if self.gguf_path is None or config is None:
-            return self.options
-        return self.options | {"quantization_config": config(dequantize=True)}
-
 
 def find(model: str) -> ModelSource:
     """Resolve a model's name.
@@ -107,12 +95,16 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
             raise FedKSeedError(f"only a .gguf file can be kept as stored; {model} is none: choose Q8_0, Q4_0 or Q4_1")
         with _readable(f"the model {model} can't be loaded as stored", source):
             return load_gguf(source.gguf_path, DTYPES[dtype], device).requires_grad_(False).eval()
+    options = source.options
+    if source.gguf_path is not None and (config := getattr(transformers, "GgufConfig", None)) is not None:
+        # Releases that know it would keep matrices packed where they have a kernel for it, and warn in bfloat16.
+        options["quantization_config"] = config(dequantize=True)
     # What is hidden is a progress bar, which would disturb the caller's own output. Weights in pickles, which can run
     # code when they are read, and code that comes with a model are refused.
     with _readable(f"the model {model} can't be loaded", source), redirect_stderr(StringIO()):
         model_and_report: Any = AutoModelForCausalLM.from_pretrained(
             source.name, dtype=DTYPES[dtype], output_loading_info=True, trust_remote_code=False, use_safetensors=True,
-            **source.dense,
+            **options,
         )  # fmt: skip
     loaded, report = model_and_report
     if absent := [*report["missing_keys"], *report["mismatched_keys"]]:
@@ -157,11 +149,7 @@ def require_causal(model: nn.Module, name: str) -> None:
 
 
 def load_tokenizer(model: str) -> Any:
-    """Load the model's tokenizer; the end-of-text token replaces a missing padding token.
-
-    Raises:
-        FedKSeedError: the tokenizer can't be found or read, or has no end-of-text token.
-    """
+    """Load the model's tokenizer, which must have an end-of-text token; it replaces a missing padding token."""
     source = find(model)
     folder = Path(source.name)
     if (

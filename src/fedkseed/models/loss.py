@@ -108,13 +108,11 @@ def output_loss(model: Any, batch: Batch) -> Tensor:
     The derivatives of a loss by the output layer's weights, Σ_t (softmax_t − one-hot_t) h_tᵀ, need the last hidden
     states h and the logits, both of which a forward pass has: nothing goes back through the network.
     """
-    layer = output_layer(model)
-    with torch.no_grad():
-        hook = layer.register_forward_pre_hook(lambda *_: torch.set_grad_enabled(True) and None)
-        try:
-            return graph_loss(model, batch)
-        finally:
-            hook.remove()
+    with (
+        torch.no_grad(),
+        output_layer(model).register_forward_pre_hook(lambda *_: torch.set_grad_enabled(True) and None),
+    ):
+        return graph_loss(model, batch)
 
 
 def output_weights(model: Any) -> list[str]:

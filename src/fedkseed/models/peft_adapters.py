@@ -49,11 +49,7 @@ def attach(model: nn.Module, kind: str, adapters: PeftTable, seed: int) -> nn.Mo
 
 
 def load_adapters(model: nn.Module, folder: str) -> nn.Module:
-    """Put the adapters of a folder on a model, beside its weights.
-
-    Raises:
-        FedKSeedError: peft is not installed.
-    """
+    """Put the adapters of a folder on a model, beside its weights."""
     base: Any = model
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft's, of transformers

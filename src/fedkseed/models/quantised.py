@@ -30,7 +30,6 @@ class Blocks:
     Args:
         raw: uint8, a row of blocks a row of the matrix.
         kind: the name of GGUF's type, `Q4_1` say.
-        shape: the matrix's, (rows, columns).
         dtype: the type of the weights it is read as; float32 values are rounded once to it.
         device: where it is kept and read. Types without a kernel are read on the CPU.
     """
@@ -78,12 +77,7 @@ def widened(blocks: Tensor, kind: str) -> Tensor:
 
 
 def quantise(model: nn.Module, kind: str, device: str = "cpu") -> nn.Module:
-    """Quantise the matrices of a model, in place; tensors that are no matrix of whole blocks stay as they are.
-
-    Args:
-        kind: one of BLOCK_TYPES.
-        device: where the model goes.
-    """
+    """Quantise a model's matrices to one of BLOCK_TYPES, in place; others than of whole blocks stay as they are."""
     type_, workspace, quantised = gguf.GGMLQuantizationType[kind], Workspace(), dict[int, Lazy]()
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -113,9 +107,6 @@ def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
     """Load the model of a GGUF file, its quantised matrices as they are in the file, memory-mapped.
 
     Values are those that `transformers` gives the dequantised model, bit for bit.
-
-    Raises:
-        FedKSeedError: the file lacks a weight of the model.
     """
     config: Any = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
     model, reader = empty_model(config, dtype=dtype), gguf.GGUFReader(path)

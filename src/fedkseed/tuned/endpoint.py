@@ -39,11 +39,7 @@ def load(tuned: TunedModel) -> Models:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at an address; port 0 is any free one.
-
-    Raises:
-        FedKSeedError: the address can't be had.
-    """
+    """A socket at an address; port 0 is any free one."""
     with border(f"can't listen at {host}:{port}"):
         return socket.create_server((host, port))
 

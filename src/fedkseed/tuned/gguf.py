@@ -148,14 +148,7 @@ def write_gguf(path: Path, model: nn.Module, tokenizer: Any, kind: str, source: 
 
 
 def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
-    """Write a LoRA as a GGUF file, for llama.cpp to load beside the base model's.
-
-    Args:
-        config: the base model's.
-
-    Raises:
-        FedKSeedError: the LoRA has vectors, or a matrix that is used twice: such a file can't hold them.
-    """
+    """Write a LoRA as a GGUF file, for llama.cpp to load beside that of the base model of a configuration."""
     if lora.saved or lora.biases:
         vectors = lora.saved or [name for name in lora.tensors if name.endswith(".bias")]
         raise FedKSeedError(
@@ -183,11 +176,7 @@ def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
 
 
 def describe(writer: GGUFWriter, model: nn.Module, architecture: str) -> dict[str, Tensor]:
-    """Write the fields that describe a model; returns a tensor of factors, where its rotary frequencies are scaled.
-
-    Raises:
-        FedKSeedError: its positions are encoded in a way that the architecture has not in llama.cpp.
-    """
+    """Write the fields that describe a model; returns a tensor of factors, if its rotary frequencies are scaled."""
     config: Any = model.config
     heads: int = config.num_attention_heads
     rotary: Any = next(module for module in model.modules() if hasattr(module, "inv_freq"))

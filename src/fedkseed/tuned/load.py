@@ -38,11 +38,7 @@ class TunedModel:
     worded: bool = True  # whether it is known on which words it was tuned; `wording` is else a guess
 
     def load_base(self) -> nn.Module:
-        """The base model.
-
-        Raises:
-            FedKSeedError: it is not known or can't be loaded.
-        """
+        """The base model, if it is known."""
         return load_model(self._base, self.dtype, self.storage)
 
     def load(self) -> nn.Module:
@@ -56,11 +52,7 @@ class TunedModel:
         return load_adapters(model, str(self.adapters))
 
     def merged(self) -> nn.Module:
-        """The tuned model with all of its change in its own weights.
-
-        Raises:
-            FedKSeedError: the change is none of weights.
-        """
+        """The tuned model with all of its change in its own weights; a change that is none of weights is refused."""
         if self.adapters is None:
             return self.load()
         about = adapter_config(self.adapters)
@@ -103,9 +95,6 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
         path: directory of a run, adapter file, folder of `fedkseed export`, any folder of a model or of a LoRA, or a
             GGUF file.
         model: the base model, if it has moved.
-
-    Raises:
-        FedKSeedError: there is no tuned model.
     """
     if path.is_dir() and (path / "recipe.toml").is_file():
         return _of_run(Store(path), model)
@@ -123,8 +112,10 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
     if files or (path / "config.json").is_file():
         if len(files) > 1:
             raise FedKSeedError(f"{path} has {len(files)} GGUF files; name one of them")
-        weights = str(files[0] if files else path)
-        return TunedModel(path, model, wording, entry.get("dtype") or _dtype(path), weights=weights, worded=worded)
+        about = {} if files else read_table(path / "config.json", by_hand=True)
+        named = about.get("dtype") or about.get("torch_dtype")
+        dtype = entry.get("dtype") or (named if named in DTYPES else "float32")
+        return TunedModel(path, model, wording, dtype, weights=str(files[0] if files else path), worded=worded)
     raise FedKSeedError(
         f"{path} is no tuned model: give a run's directory, an adapter file, a folder of `fedkseed export`, or a "
         ".gguf file"
@@ -160,12 +151,3 @@ def _card_entry(path: Path) -> Mapping[str, Any]:
     except Exception as error:  # YAML's errors are of many kinds
         raise FedKSeedError(f"the front matter of {card} can't be read: {error}; mend or remove the file") from error
     return entry if isinstance(entry, dict) else {}
-
-
-def _dtype(path: Path) -> str:
-    """The type of a folder's weights."""
-    if path.suffix == ".gguf" or not (path / "config.json").is_file():
-        return "float32"
-    about = read_table(path / "config.json", by_hand=True)
-    name = about.get("dtype") or about.get("torch_dtype")
-    return name if name in DTYPES else "float32"

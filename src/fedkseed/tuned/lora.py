@@ -72,11 +72,7 @@ class Lora:
 
     @classmethod
     def read(cls, folder: Path) -> "Lora":
-        """The LoRA of a folder that peft wrote, with its scaling in its matrices.
-
-        Raises:
-            FedKSeedError: the folder has adapters of another kind, or a LoRA that is more than two matrices.
-        """
+        """The LoRA of a folder that peft wrote, with its scaling in its matrices; other adapters are refused."""
         about = adapter_config(folder)
         if about.get("peft_type") != "LORA" or about.get("use_dora") or about.get("lora_bias"):
             raise FedKSeedError(
