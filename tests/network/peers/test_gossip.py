@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from fedkseed import FedKSeedError
 from fedkseed.network.peers import gossip, tls
 from fedkseed.network.peers.app import application, path_of, serving_uploads
-from fedkseed.network.peers.gossip import ComparisonPace, Gossip, PeerRequests, compare
+from fedkseed.network.peers.gossip import ComparisonPace, Gossip, PeerRequests
 from fedkseed.network.peers.roster import PeerAddresses, load_roster
 from fedkseed.network.peers.signed_upload import framed, unframed
 from fedkseed.network.peers.store import FILE, UploadStore
@@ -238,7 +238,7 @@ def test_answers_of_a_peer_that_lies_are_refused(quiet, monkeypatch, answers, te
     monkeypatch.setattr(gossip.tls, "fingerprint_shown", lambda connection: requests.fingerprints[0])
     before = store.digest()
     with nullcontext() if text is None else pytest.raises(FedKSeedError, match=text):
-        compare(store, requests, 0, ROUNDS)
+        quiet.peers[1].gossip.compare(0)
     assert store.digest() == before
     assert sent
 

@@ -107,23 +107,6 @@ class PeerRequests:
         return None if answer.status_code == 204 else bytes(data)
 
 
-def compare(store: UploadStore, requests: PeerRequests, number: int, open_round: int) -> None:
-    """Make a peer's store and this one equal: digests of rounds, names where they differ, and what one side lacks."""
-    theirs = requests.digests(number, store.digest())
-    if theirs is None:
-        return
-    pairs = enumerate(zip_longest(theirs, store.digests()))
-    for rounds in _batches([k for k, (one, other) in pairs if one != other and k < store.rule.rounds]):
-        for round_, names in zip(rounds, requests.names(number, rounds), strict=True):
-            here = store.names(round_)
-            for lacking in _batches([name for name in names if name not in here]):
-                _, refused = store.add(requests.want(number, lacking), open_round)
-                if refused:
-                    raise FedKSeedError(refused[0])
-            for lacking in _batches([name for name in here if name not in names]):
-                requests.give(number, store.data(lacking))
-
-
 def _batches(items: list[Item]) -> list[list[Item]]:
     return [items[first : first + BATCH] for first in range(0, len(items), BATCH)]
 
@@ -177,7 +160,7 @@ class Gossip:
 
     def meet_all(self) -> int:
         """Compare with each peer once; returns the number of those that answered."""
-        return sum(self._with(number, self._compare) for number in self._others())
+        return sum(self._with(number, self.compare) for number in self._others())
 
     def _run(self) -> None:
         pause = self.pace.quick
@@ -192,7 +175,7 @@ class Gossip:
                 self._closed.wait(self.pace.quick)  # what comes together is compared together
             before = self.store.changed
             for number in self._drawn(1):
-                self._with(number, self._compare)
+                self._with(number, self.compare)
             pause = self.pace.quick if news or self.store.changed != before else min(2 * pause, self.pace.slow)
 
     def _others(self) -> list[int]:
@@ -205,8 +188,21 @@ class Gossip:
         rng = generator(self.seed, Purpose.GOSSIP, self.number, self._draws)
         return [others[k] for k in rng.permutation(len(others))[:count]]
 
-    def _compare(self, number: int) -> None:
-        compare(self.store, self.requests, number, self.open_round())
+    def compare(self, number: int) -> None:
+        """Make a peer's store and this one equal: digests of rounds, names where they differ, what one side lacks."""
+        store, requests = self.store, self.requests
+        if (theirs := requests.digests(number, store.digest())) is None:
+            return
+        pairs = enumerate(zip_longest(theirs, store.digests()))
+        for rounds in _batches([k for k, (one, other) in pairs if one != other and k < store.rule.rounds]):
+            for round_, names in zip(rounds, requests.names(number, rounds), strict=True):
+                here = store.names(round_)
+                for lacking in _batches([name for name in names if name not in here]):
+                    _, refused = store.add(requests.want(number, lacking), self.open_round())
+                    if refused:
+                        raise FedKSeedError(refused[0])
+                for lacking in _batches([name for name in here if name not in names]):
+                    requests.give(number, store.data(lacking))
 
     def _with(self, number: int, act: Callable[[int], object]) -> bool:
         """Do something with a peer; one that fails is left alone for a while."""
