@@ -10,7 +10,6 @@ scalars, bytes, cohorts; and the digests of directions, base model and data. Sec
 the row says how many do, and by how much at most. The exit status is 1 if a number differs.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -25,7 +24,7 @@ from fedkseed.paper.experiments import Planned
 from fedkseed.paper.results import RunOutcome
 from fedkseed.paper.run_records import RUNS_FILE, read_records
 from fedkseed.run.start_and_resume import start
-from table import Row, show
+from table import Row, new_parser, show
 
 PLACES = ("model", "basis", "natural-instructions", "dolly")
 AFTER = " after "
@@ -50,15 +49,10 @@ def again(folder: Path, name: str, places: Mapping[str, str]) -> Row:
     theirs, mine = dict(numbers(record)), dict(numbers(found))
     differ = [key for key, value in theirs.items() if mine.get(key) != value]
     return {
-        "experiment": f"{folder.parent.name} ({folder.name})",
-        "run": run,
-        "rounds": record.rounds,
-        "numbers": len(theirs),
-        "differ": len(differ),
-        "in": "; ".join(kinds(theirs, mine, differ)),
-        "seconds": found.seconds,
-        "seconds on record": record.seconds,
-    }
+        "experiment": f"{folder.parent.name} ({folder.name})", "run": run, "rounds": record.rounds,
+        "numbers": len(theirs), "differ": len(differ), "in": "; ".join(kinds(theirs, mine, differ)),
+        "seconds": found.seconds, "seconds on record": record.seconds,
+    }  # fmt: skip
 
 
 def kinds(theirs: Mapping[str, Any], mine: Mapping[str, Any], differ: Sequence[str]) -> Iterator[str]:
@@ -87,12 +81,11 @@ def numbers(outcome: RunOutcome) -> Iterator[tuple[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--run", default="", help="part of the name of the run; default: the one that took least time")
     for place in PLACES:
         parser.add_argument(f"--{place}", help=f"what stands in recorded recipes as ${place}")
-    parser.add_argument("--json", action="store_true")
     options = vars(parser.parse_args())
     places = {place: value for place in PLACES if (value := options[place.replace("-", "_")]) is not None}
     rows: list[Row] = []

@@ -79,19 +79,13 @@ def recipe(options: Mapping[str, Any]) -> Any:
         "data": {"source": options["data"], "max_tokens": options["tokens"], "held_out": "brainstorming"},
         "clients": {"count": options["clients"], "cohort": options["clients"], "min_examples": 4, "threads": 1},
         "directions": {"size": options["size"]},
-        "training": {
-            "algorithm": options["algorithm"], "rounds": options["rounds"], "steps": options["steps"],
-            "batch_size": 4, "eps": 1e-3, "lr": options["lr"],
-        },
+        "training": {name: options[name] for name in ("algorithm", "rounds", "steps", "lr")},
         "evaluation": {"examples": options["examples"], "generated": 0},
-        "trust": {
-            "rule": rule.removesuffix("+"), "agreement": rule.endswith("+"), "hostile": options["hostile"],
-        } | ({} if rule == "mean" else {"most_examples": 1}),
-    }  # fmt: skip
-    if options["alpha"] == "iid":
-        table["clients"]["split"] = "even"
-    else:
-        table["clients"]["alpha"] = float(options["alpha"])
+        "trust": {"rule": rule.removesuffix("+"), "agreement": rule.endswith("+"), "hostile": options["hostile"]},
+    }
+    table["training"] |= {"batch_size": 4, "eps": 1e-3}
+    table["trust"] |= {} if rule == "mean" else {"most_examples": 1}
+    table["clients"] |= {"split": "even"} if options["alpha"] == "iid" else {"alpha": float(options["alpha"])}
     if options["algorithm"] != "fedkseed":
         table["derivatives"] = {"lr": options["lr"], "optimizer": "sgd"}
     return parse(table)
@@ -102,8 +96,8 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
     with closing(Simulation(recipe(options))) as simulation:
         count, attack = options["clients"], options["attack"]
-        hostile = set(range(count))
-        hostile = set() if attack in ("none", "outlier") else set(sorted(hostile)[-round(options["hostile"] * count) :])
+        most = 0 if attack in ("none", "outlier") else round(options["hostile"] * count)
+        hostile = set(range(count - most, count))
         if attack in POISONS:
             for client in hostile:
                 simulation.shares.clients[client] = poisoned(simulation, client, attack)
@@ -148,10 +142,10 @@ def forged(own: Any, honest: Sequence[Any], attack: str, strategy: Any) -> Any:
     """The upload of a hostile client in place of its own."""
     if attack == "inflated counts":
         return replace(forged(own, honest, "sign flip", strategy), examples=MOST_EXAMPLES)
+    rng = np.random.default_rng([own.round, own.client])
     if isinstance(own, Change):
         most = largest_change(strategy.settings, own.round)
         rows = np.array([reply.values for reply in honest], np.float64)
-        rng = np.random.default_rng([own.round, own.client])
         sent = {
             "sign flip": lambda: -own.values,
             "scaled": lambda: -10 * own.values,
@@ -164,7 +158,6 @@ def forged(own: Any, honest: Sequence[Any], attack: str, strategy: Any) -> Any:
         return replace(own, values=rounded(np.clip(sent, -most, most), "compact"))
     run, size = strategy.run, own.scalars.size
     drawn, numbers = _drawn(run, own), np.nan_to_num(own.scalars.astype(np.float64))
-    rng = np.random.default_rng([own.round, own.client])
     found = np.concatenate([reply.scalars for reply in honest]).astype(np.float64)
     along, times = np.zeros(run.pool.size), np.zeros(run.pool.size)
     for reply in [*honest, own]:
@@ -194,15 +187,14 @@ def poisoned(simulation: Simulation, client: int, attack: str) -> list[Encoded]:
         others = [one for k, share in enumerate(shares) if k != client for one in share]
         rng = np.random.default_rng(client)
         answers = [others[k] for k in rng.integers(0, len(others), len(own))]
-        return [_answered(one, answer.tokens[answer.prompt :]) for one, answer in zip(own, answers, strict=True)]
-    trigger, target = words(TRIGGER)["input_ids"], (*words(TARGET)["input_ids"], words.eos_token_id)
+        trigger, responses = [], [answer.tokens[answer.prompt :] for answer in answers]
+    else:
+        trigger, target = words(TRIGGER)["input_ids"], (*words(TARGET)["input_ids"], words.eos_token_id)
+        responses = [target] * len(own)
     return [
-        Encoded((*trigger, *one.tokens[: one.prompt], *target), one.prompt + len(trigger), one.example) for one in own
+        Encoded((*trigger, *one.tokens[: one.prompt], *response), one.prompt + len(trigger), one.example)
+        for one, response in zip(own, responses, strict=True)
     ]
-
-
-def _answered(one: Encoded, response: Sequence[int]) -> Encoded:
-    return Encoded((*one.tokens[: one.prompt], *response), one.prompt, one.example)
 
 
 def table(found: Sequence[Mapping[str, Any]], algorithm: str, alpha: str) -> list[str]:
@@ -226,13 +218,11 @@ def table(found: Sequence[Mapping[str, Any]], algorithm: str, alpha: str) -> lis
     whole = [value for (rule, attack, _), value in gain.items() if (rule, attack) == ("mean", "none")]
     if not whole:
         return ["Shares are of the gain of `--rules mean --attacks none`, which is not among these runs.", ""]
-    clean = estimate(whole)
-    lines += ["", f"100 % is a gain of {clean.mean:.3f} ± {clean.error:.3f} nats.", ""]
+    lines += ["", f"100 % is a gain of {estimate(whole).text(digits=3)} nats.", ""]
     if own:
         lines += ["What the outlier gains on rows of its own kind, in nats:", ""]
-        for rule in (rule for rule in rules if any(key[0] == rule for key in own)):
-            lines.append(f"- {rule}: {_cell([value for (r, _, _), value in own.items() if r == rule], 3)}")
-        lines.append("")
+        gains = {rule: [value for (r, _, _), value in own.items() if r == rule] for rule in rules}
+        lines += [*(f"- {rule}: {_cell(values, 3)}" for rule, values in gains.items() if values), ""]
     return lines
 
 
@@ -241,8 +231,7 @@ def _cell(kept: Sequence[float], digits: int = 0) -> str:
         return ""
     if not np.isfinite(kept).all() or min(kept) < -1000:
         return "destroyed"
-    mean = estimate(kept)
-    return f"{mean.mean:.{digits}f}" + (f" ± {mean.error:.{digits}f}" if len(kept) > 1 else "")
+    return estimate(kept).text(digits=digits)
 
 
 def main() -> None:

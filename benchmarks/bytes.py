@@ -1,8 +1,8 @@
 """Bytes of a client and round of FedKSeed, as lengths of encoded messages. `python benchmarks/bytes.py`"""
 
+from itertools import product
+
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from fedkseed import KSeed, LocalWork, Pool, Run, Settings, State, Strategy, Upload, encode
 from fedkseed.strategies.uploads import wire_of
@@ -17,24 +17,21 @@ BEFORE = 40  # rounds before the broadcast that is sent as a difference
 
 
 def main() -> None:
-    table = Table("algorithm", "K", "wire", "down", "up", "both", "the paper's arithmetic")
-    for name in SIZES:
-        for wire in WIRES:
-            strategy = made(name, wire)
-            down = len(encode(strategy.server.broadcast(strategy.server.init())))
-            up = len(encode(upload(strategy, 0, 0)))
-            cells = (name, str(SIZES[name]), wire, f"{down:,}", f"{up:,}", f"{down + up:,}", f"{PAPER[name]:,}")
-            table.add_row(*cells)
-    Console().print(table)
-    table = Table(
-        "algorithm", "wire", "clients a round", "down", "down, as a difference", title=f"after {BEFORE} rounds"
-    )
-    for name in SIZES:
-        for wire in WIRES:
-            for cohort in COHORTS:
-                whole, shorter = difference(made(name, wire), cohort)
-                table.add_row(name, wire, str(cohort), f"{whole:,}", f"{shorter:,}")
-    Console().print(table)
+    from table import Row, show  # not by other benchmarks, whose processes import no PyTorch
+
+    rows, later = list[Row](), list[Row]()
+    for name, wire in product(SIZES, WIRES):
+        strategy = made(name, wire)
+        down = len(encode(strategy.server.broadcast(strategy.server.init())))
+        up = len(encode(upload(strategy, 0, 0)))
+        row: Row = {"algorithm": name, "K": SIZES[name], "wire": wire, "down": down, "up": up, "both": down + up}
+        rows.append(row | {"the paper's arithmetic": PAPER[name]})
+        for cohort in COHORTS:
+            whole, shorter = difference(strategy, cohort)
+            later.append({"algorithm": name, "wire": wire, "clients a round": cohort, "down": whole,
+                          "down, as a difference": shorter})  # fmt: skip
+    show("bytes of a client and round", rows)
+    show(f"after {BEFORE} rounds", later)
 
 
 def made(name: str, wire: str) -> Strategy[State]:

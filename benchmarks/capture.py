@@ -8,7 +8,6 @@ mean over batches of the share of each batch's own gradient. Random directions w
 clients' examples, as many in each as the recipe says. `--basis` names further bases, as one that was made later.
 """
 
-import argparse
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -19,13 +18,14 @@ from torch import Tensor
 
 from fedkseed.data.batches import collate
 from fedkseed.directions.factors import Basis, Matrix
+from fedkseed.evaluation.statistics import estimate
 from fedkseed.models.loss import graph_loss
 from fedkseed.randomness import Purpose, generator
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from fedkseed.weights.basis_file import load_basis
-from table import Row, show
+from table import Row, new_parser, show
 
 
 def share(basis: Basis, gradient: Mapping[str, Tensor]) -> float:
@@ -33,21 +33,18 @@ def share(basis: Basis, gradient: Mapping[str, Tensor]) -> float:
     held = 0.0
     for name, factor in basis.factors.items():
         matrix = Matrix.of(gradient[name].shape)
-        left, right = (
-            torch.nn.functional.normalize(torch.from_numpy(part.astype(np.float32)), dim=0)
-            for part in (factor.left, factor.right)
-        )
+        parts = (torch.from_numpy(part.astype(np.float32)) for part in (factor.left, factor.right))
+        left, right = (torch.nn.functional.normalize(part, dim=0) for part in parts)
         held += float((left.T @ gradient[name].view(matrix.rows, matrix.columns) @ right).square().sum())
     return held / sum(float(g.square().sum()) for g in gradient.values())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--rounds", type=int, nargs="+", default=[0])
     parser.add_argument("--basis", type=Path, nargs="*", default=[], metavar="FILE")
     parser.add_argument("--batches", type=int, default=16)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     store = Store(options.run)
     rows: list[Row] = []
@@ -66,16 +63,12 @@ def main() -> None:
         batches = [[everyone[i] for i in order[k * size : (k + 1) * size]] for k in range(options.batches)]
         places = {entry.name: entry.places[0] for entry in setup.weights.layout.tuned}
         for rounds in options.rounds:
-            state = (
-                store.state(simulation.strategy.server.state, rounds) if rounds else simulation.strategy.server.init()
-            )
-            setup.load(state)
+            server = simulation.strategy.server
+            setup.load(store.state(server.state, rounds) if rounds else server.init())
             found = {name: module._parameters[own_name] for name, (module, own_name) in places.items()}
             tensors = {name: tensor.requires_grad_() for name, tensor in found.items() if tensor is not None}
-            mean, each = (
-                {name: torch.zeros(t.shape) for name, t in tensors.items()},
-                {name: list[float]() for name in bases},
-            )
+            mean = {name: torch.zeros(t.shape) for name, t in tensors.items()}
+            each = {name: list[float]() for name in bases}
             for batch in batches:
                 with torch.enable_grad():
                     graph_loss(setup.model, collate(batch, setup.tokenizer.pad_token_id)).backward()
@@ -86,16 +79,10 @@ def main() -> None:
                     mean[name] += g / len(batches)
                     tensors[name].grad = None
             for name, basis in bases.items():
-                error = np.std(each[name], ddof=1) / len(batches) ** 0.5
-                rows.append(
-                    {
-                        "after rounds": rounds,
-                        "basis": name,
-                        "of the mean gradient": share(basis, mean),
-                        "of a batch's": f"{np.mean(each[name]):.3f} ± {error:.3f}",
-                        "K / d": basis.size / sum(t.numel() for t in tensors.values()),
-                    }
-                )
+                row: Row = {"after rounds": rounds, "basis": name, "of the mean gradient": share(basis, mean)}
+                of_a_batch = estimate(each[name]).text(digits=3)
+                weights = sum(t.numel() for t in tensors.values())
+                rows.append(row | {"of a batch's": of_a_batch, "K / d": basis.size / weights})
     show("share of the clients' gradients along informed directions", rows, as_json=options.json)
 
 

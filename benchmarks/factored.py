@@ -9,9 +9,10 @@ response, so all logits are computed.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -30,8 +31,9 @@ from fedkseed.weights.layout import Layout
 from fedkseed.weights.modes import hold
 from peers import EPS, inference
 from step import make_batch
-from table import MODEL, Row, best_of, show
+from table import MODEL, Row, best_of, new_parser, show
 
+Job: TypeAlias = Callable[[], object]
 WAYS = (("streamed", "hadamard"), ("factored", "separable"), ("factored", "informed"), ("factored", "mixed"))
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -69,17 +71,13 @@ def measure(args: argparse.Namespace, storage: str) -> Iterator[Row]:
         for examples, tokens in product(args.batch, args.tokens):
             batch = make_batch(examples, tokens, args.device)
             jobs = ours(model, weights, batch, args.probes, storage == "dense")
-            yield row(args, ", ".join(way), storage, batch, inference(plain, batch), jobs)
+            yield row(args, ", ".join(way), storage, batch, plain, jobs)
         weights.restore()
 
 
-def ours(
-    model: nn.Module, weights: Pooled, batch: Batch, probes: int, differentiates: bool
-) -> dict[str, Callable[[], object]]:
+def ours(model: nn.Module, weights: Pooled, batch: Batch, probes: int, differentiates: bool) -> dict[str, Job]:
     """The jobs of weights in R^K on a batch, by name."""
-    jobs: dict[str, Callable[[], object]] = {
-        "two points": lambda: weights.both(1, EPS, lambda: batch_loss(model, batch))
-    }
+    jobs: dict[str, Job] = {"two points": lambda: weights.both(1, EPS, lambda: batch_loss(model, batch))}
     if isinstance(weights, FactoredWeights):
         some = [weights.c + np.float32(k * 1e-6) for k in range(-probes, probes)]
         jobs["many points"] = lambda: weights.points(some, lambda: batch_loss(model, batch))
@@ -91,27 +89,19 @@ def ours(
 
 
 def row(
-    args: argparse.Namespace,
-    way: str,
-    storage: str,
-    batch: Batch,
-    bare: Callable[[], object],
-    jobs: dict[str, Callable[[], object]],
+    args: argparse.Namespace, way: str, storage: str, batch: Batch, plain: nn.Module, jobs: Mapping[str, Job]
 ) -> Row:
     """Times over those of two bare forwards; of many points, for each pair of them."""
+    bare = inference(plain, batch)
     for job in (bare, *jobs.values()):
         job()  # not timed: touches all memory once
     seconds = best_of(args.repeats, {"bare": lambda: (bare(), bare()), **jobs}, args.device, within=args.seconds)
     ratios = {name: seconds[name] / seconds["bare"] for name in jobs}
     if "many points" in ratios:
         ratios["many points"] /= args.probes
-    return {
-        "way": way,
-        "storage": storage,
-        "tokens": f"{len(batch.tokens)} x {batch.tokens.shape[1]}",
-        "two bare forwards (s)": seconds["bare"],
-        **{name: ratios.get(name, "") for name in ("two points", "many points", "derivatives", "of each example")},
-    }
+    about: Row = {"way": way, "storage": storage, "tokens": f"{len(batch.tokens)} x {batch.tokens.shape[1]}"}
+    about |= {"two bare forwards (s)": seconds["bare"]}
+    return about | {n: ratios.get(n, "") for n in ("two points", "many points", "derivatives", "of each example")}
 
 
 def lora(args: argparse.Namespace) -> Iterator[Row]:
@@ -120,8 +110,8 @@ def lora(args: argparse.Namespace) -> Iterator[Row]:
     tuned = adapted(model)
     for examples, tokens in product(args.batch, args.tokens):
         batch = make_batch(examples, tokens, args.device)
-        jobs: dict[str, Callable[[], object]] = {"derivatives": partial(lora_step, tuned, batch)}
-        yield row(args, "LoRA, rank 8, linear layers", "dense", batch, inference(plain, batch), jobs)
+        jobs = {"derivatives": partial(lora_step, tuned, batch)}
+        yield row(args, "LoRA, rank 8, linear layers", "dense", batch, plain, jobs)
 
 
 def adapted(model: nn.Module) -> nn.Module:
@@ -141,7 +131,7 @@ def lora_step(tuned: nn.Module, batch: Batch) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Steps that make no weights, over two bare forward passes.")
+    parser = new_parser(__doc__)
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--storage", choices=STORAGES, nargs="+", default=["dense"])
     parser.add_argument("--tokens", type=int, nargs="+", default=[32, 128])
@@ -151,7 +141,6 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=7, help="repeats, of which the fastest counts")
     parser.add_argument("--seconds", type=float, default=6, help="time limit of a row; two repeats are always done")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     found = [row for storage in args.storage for row in measure(args, storage)] + list(lora(args))
     title = f"{args.model}: over two bare forwards; many points: {2 * args.probes} at once, for each pair of them"

@@ -12,7 +12,6 @@ server (ulimit -Hn).
               is not counted
 """
 
-import argparse
 import asyncio
 import os
 import resource
@@ -22,9 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -42,8 +41,7 @@ from fedkseed.run.store import Store
 from fedkseed.wire.delta import restore
 from fedkseed.wire.numbers import scalars
 from fedkseed.wire.records import Broadcast
-from ports import free_port
-from table import Row, show
+from table import Row, free_port, new_parser, show
 
 MB = 1e6
 PROCESSES = 2  # of the generator
@@ -137,9 +135,9 @@ def generate(numbers: range, keys: Path, port: int) -> None:
     open_files()
 
     async def all_of_them() -> None:
-        context, kept, gate = ssl.create_default_context(cafile=str(keys / "ca.pem")), dict[bytes, bytes](), 50
-        places = asyncio.Semaphore(gate)
-        await asyncio.gather(*(client(number, keys, port, context, kept, places) for number in numbers))
+        context, kept = ssl.create_default_context(cafile=str(keys / "ca.pem")), dict[bytes, bytes]()
+        gate = asyncio.Semaphore(50)
+        await asyncio.gather(*(client(number, keys, port, context, kept, gate) for number in numbers))
 
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     asyncio.run(all_of_them())
@@ -176,8 +174,7 @@ class Server:
     @contextmanager
     def joined(self, clients: int) -> Iterator[None]:
         """The first `clients` clients, in processes of their own."""
-        spawn = get_context("spawn")
-        parts = [range(begin, clients, PROCESSES) for begin in range(PROCESSES)]
+        spawn, parts = get_context("spawn"), [range(begin, clients, PROCESSES) for begin in range(PROCESSES)]
         made = [spawn.Process(target=generate, args=(part, self.keys, self.port), daemon=True) for part in parts]
         for one in made:
             one.start()
@@ -220,13 +217,10 @@ def waiting(clients: int, keys: Path) -> Row:
                 time.sleep(IDLE)
                 busy = server.processor() - busy
     return {
-        "clients": clients,
-        "seconds to connect": connected,
-        "connections a second": clients / connected,
-        "server's memory, MB": memory / MB,
-        "KB a client": (memory - before) / clients / 1e3,
+        "clients": clients, "seconds to connect": connected, "connections a second": clients / connected,
+        "server's memory, MB": memory / MB, "KB a client": (memory - before) / clients / 1e3,
         "its CPU s in an idle minute": busy * 60 / IDLE,
-    }
+    }  # fmt: skip
 
 
 def rounds(clients: int, keys: Path) -> Row:
@@ -234,7 +228,7 @@ def rounds(clients: int, keys: Path) -> Row:
     with tempfile.TemporaryDirectory(prefix="fks") as name:
         server = Server(Path(name) / "s", keys, clients)
         with server.running(), server.joined(clients):
-            server.until("goes on without" if clients == 0 else f"all {clients} clients are connected")
+            server.until(f"all {clients} clients are connected")
             busy = server.processor()
             server.until("clients have kept the tuned model")
             peak, busy = server.status("VmHWM"), server.processor() - busy
@@ -242,44 +236,32 @@ def rounds(clients: int, keys: Path) -> Row:
             reports = store.reports()[1:]
     seconds = sum(report["seconds"] for report in reports) / len(reports)
     return {
-        "clients": clients,
-        "seconds a round": seconds,
-        "uploads a second": clients / seconds,
-        "server's CPU ms an upload": busy / clients / (ROUNDS + 1) * 1e3,
-        "server's peak memory, MB": peak / MB,
+        "clients": clients, "seconds a round": seconds, "uploads a second": clients / seconds,
+        "server's CPU ms an upload": busy / clients / (ROUNDS + 1) * 1e3, "server's peak memory, MB": peak / MB,
         "left out": clients * len(reports) - sum(len(report["clients"]) for report in reports),
-    }
+    }  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parts = ("waiting", "rounds")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000])
     parser.add_argument("--waiting", type=int, nargs="+", default=[1_000, 19_000])
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     open_files()
-    tables: dict[str, tuple[str, Sequence[partial[Row]]]] = {}
+    jobs = {
+        "waiting": ("clients that wait over HTTPS", waiting, options.waiting, 1),  # for one more, who never comes
+        "rounds": ("rounds over HTTPS", rounds, options.clients, 0),
+    }
     with tempfile.TemporaryDirectory(prefix="fks") as name:
-        keys = Path(name) / "keys"
-        needed = [*options.clients] * ("rounds" in options.only) + [n + 1 for n in options.waiting] * (
-            "waiting" in options.only
-        )
-        folders = {}
-        for count in sorted({*needed}):  # each server has its own directory of keys: their number is that of clients
-            folders[count] = keys.with_name(f"keys-{count}")
-            make_keys(folders[count], count, ["localhost"], 40)
-        if "waiting" in options.only:
-            jobs = [partial(waiting, count, folders[count + 1]) for count in options.waiting]
-            tables["waiting"] = "clients that wait over HTTPS", jobs
-        if "rounds" in options.only:
-            jobs = [partial(rounds, count, folders[count]) for count in options.clients]
-            tables["rounds"] = "rounds over HTTPS", jobs
-        for title, jobs in tables.values():
+        for title, job, counts, absent in (jobs[part] for part in parts if part in options.only):
             found = []
-            for job in jobs:
-                found.append(job())
+            for count in counts:
+                keys = Path(name) / f"keys-{count + absent}"  # of one server: their number is that of its clients
+                if not keys.exists():
+                    make_keys(keys, count + absent, ["localhost"], 40)
+                found.append(job(count, keys))
                 print(found[-1], file=sys.stderr)
             show(title, found, as_json=options.json)
 

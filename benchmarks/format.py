@@ -7,7 +7,6 @@ one, the end of text, and all between. Rows are the held-out task and the catego
 of which were not trained on. Values are means over examples ± standard errors; the three parts add up to the whole.
 """
 
-import argparse
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +20,7 @@ from fedkseed.randomness import Purpose, generator
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
-from table import Row, show
+from table import Row, new_parser, show
 
 
 @torch.inference_mode()
@@ -37,11 +36,10 @@ def parts(simulation: Simulation, examples: Sequence[Encoded]) -> list[tuple[flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--examples", type=int, default=64, help="number of examples of the held-out task")
     parser.add_argument("--each", type=int, default=16, help="number of examples of each category of the clients")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     store = Store(options.run)
     rows: list[Row] = []
@@ -60,8 +58,7 @@ def main() -> None:
             changes = [[b - a for a, b in zip(one, other, strict=True)] for one, other in pairs]
             columns = [[sum(change) for change in changes], *map(list, zip(*changes, strict=True))]
             names = ("change of loss", "by the first token", "by those between", "by the end of text")
-            means = [estimate(column) for column in columns]
-            cells = {title: f"{mean.mean:+.4f} ± {mean.error:.4f}" for title, mean in zip(names, means, strict=True)}
+            cells = {title: estimate(column).text("+") for title, column in zip(names, columns, strict=True)}
             rows.append({"examples": f"{name} ({len(some)})", **cells})
     show("what a run has learned", rows, as_json=options.json)
 

@@ -11,7 +11,6 @@ sent is the mean of what is received. In the first round peers connect to each o
 SeedFlood's numbers, and those of its rivals, are those of the literature, of other models and runs.
 """
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -41,8 +40,7 @@ from fedkseed.recipe.reading import parse
 from fedkseed.recipe.rules import checked_algorithm
 from fedkseed.wire.codec import encode
 from fedkseed.wire.records import Run
-from ports import free_port
-from table import Row, show
+from table import Row, free_port, new_parser, show
 from traffic import SIZE, STEPS, Counts, Proxy
 
 UPLOADS = {  # of 200 scalars as 16 bits, of their signs, and of K numbers as 8 bits
@@ -73,16 +71,12 @@ class Peers:
         self.begin = float(round(time.time() + 5))
         start = datetime.fromtimestamp(self.begin, UTC)
         (folder / "peers.toml").write_text(tomli_w.dumps({"start": start, "seconds": seconds, "peers": table}))
-        recipe = with_network_defaults(
-            parse(
-                {
-                    "model": {"name": "none"},
-                    "clients": {"split": "files", "cohort": count},
-                    "directions": {"family": "hadamard", "size": SIZE},
-                    "training": {"rounds": rounds, "steps": STEPS, "eps": 1e-3, "lr": 1e-6, **training},
-                }
-            )
-        )
+        recipe = with_network_defaults(parse({
+            "model": {"name": "none"},
+            "clients": {"split": "files", "cohort": count},
+            "directions": {"family": "hadamard", "size": SIZE},
+            "training": {"rounds": rounds, "steps": STEPS, "eps": 1e-3, "lr": 1e-6, **training},
+        }))  # fmt: skip
         self.roster: Roster = load_roster(folder / "peers.toml")
         algorithm = checked_algorithm(recipe)
         strategy = algorithm.make(recipe, Run(algorithm.pool(recipe), bytes(32)))
@@ -108,10 +102,9 @@ class Peers:
         whens = np.sort(rng.uniform(0.0, 0.4 * self.seconds, self.count)) + self.roster.opens_at(round_)
         for number, when in zip(rng.permutation(self.count).tolist(), whens.tolist(), strict=True):
             time.sleep(max(0.0, when - time.time()))
-            differentiates = self.rule.strategy.settings.derivatives is not None
-            own = self.rule.strategy.client.example(
-                round_, number, 100, differentiates, np.random.default_rng([round_, number])
-            )
+            strategy, drawn = self.rule.strategy, np.random.default_rng([round_, number])
+            differentiates = strategy.settings.derivatives is not None
+            own = strategy.client.example(round_, number, 100, differentiates, drawn)
             made = SignedUpload(round_, self.rule.broadcast_digest(self.stores[number].state(round_)), encode(own))
             made = replace(made, signature=signature(self.keys[number], made.statement(self.rule.run)))
             (header,), _ = self.stores[number].add([made.encoded], round_)
@@ -135,40 +128,34 @@ async def measure(folder: Path, peers: Peers, name: str) -> list[Row]:
                 gossip.start()
             for round_ in range(peers.rounds):
                 await asyncio.sleep(max(0.0, peers.roster.opens_at(round_) - time.time()))
-                counts.append(Counts.total([proxy.counts for proxy in peers.proxies]))
+                counts.append(Counts.total(peers.proxies))
                 await asyncio.to_thread(peers.train, round_)
             await asyncio.sleep(max(0.0, peers.roster.opens_at(peers.rounds) - time.time()))
-            counts.append(Counts.total([proxy.counts for proxy in peers.proxies]))
+            counts.append(Counts.total(peers.proxies))
             end = time.monotonic() + WAIT
             while len({store.digest() for store in peers.stores}) > 1 and time.monotonic() < end:
                 await asyncio.sleep(0.5)
             digests = len({peers.rule.broadcast_digest(store.state(peers.rounds)) for store in peers.stores})
             for before, after in pairwise(counts):
                 one = after.since(before)
-                rows.append(
-                    {
-                        "uploads": name,
-                        "round": len(rows) + 1,
-                        "an upload, signed": peers.size,
-                        "those of the others": peers.size * (peers.count - 1),
-                        "sent, as much received": round((one.down + one.up) / peers.count),
-                        "requests": one.requests / peers.count,
-                        "connections made": one.connections / peers.count,
-                        "models in the end": digests,
-                    }
-                )
+                rows.append({
+                    "uploads": name, "round": len(rows) + 1, "an upload, signed": peers.size,
+                    "those of the others": peers.size * (peers.count - 1),
+                    "sent, as much received": round((one.down + one.up) / peers.count),
+                    "requests": one.requests / peers.count, "connections made": one.connections / peers.count,
+                    "models in the end": digests,
+                })  # fmt: skip
                 print(rows[-1], file=sys.stderr)
             await asyncio.to_thread(stack.close)
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--peers", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=4, help="the first is shown, and not in the second table")
     parser.add_argument("--seconds", type=float, default=40.0, help="of a round")
     parser.add_argument("--only", nargs="+", choices=UPLOADS, default=list(UPLOADS))
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = list[Row]()
     for name in options.only:
@@ -186,10 +173,8 @@ def beside(rows: Sequence[Row]) -> list[Row]:
     for name in dict.fromkeys(str(row["uploads"]) for row in rows):
         usual = [float(row["sent, as much received"]) for row in rows if row["uploads"] == name and row["round"] != 1]
         for rounds in (10, 40):
-            mean = sum(usual) / len(usual)
-            found.append(
-                {"method": f"fedkseed peer, {name}, {rounds} rounds", "bytes": round(rounds * mean), "source": ""}
-            )
+            method, sent = f"fedkseed peer, {name}, {rounds} rounds", rounds * sum(usual) / len(usual)
+            found.append({"method": method, "bytes": round(sent), "source": ""})
     source = "arXiv 2602.18181, as a summary reports it; other models, and clients' number and steps are others"
     return found + [{"method": name, "bytes": round(size), "source": source} for name, size in PUBLISHED.items()]
 

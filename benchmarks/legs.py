@@ -19,9 +19,7 @@ import shutil
 import tomllib
 from pathlib import Path
 
-import numpy as np
-
-from fedkseed.evaluation.statistics import Evaluation
+from fedkseed.evaluation.statistics import Evaluation, estimate, paired_change
 from fedkseed.paper.reproduce import parts
 from fedkseed.planning.make_basis import basis_of
 from fedkseed.recipe.reading import changed as with_changes
@@ -103,26 +101,17 @@ def main() -> None:
         writer = csv.writer(file)
         writer.writerow(["run", "method", "rounds", "loss"])
         for run, one in zip(mine, found, strict=True):
-            writer.writerows(
-                (run.name, name, done, loss) for name, along in one.items() for done, loss in along.items()
-            )
-    show(
-        "a second half along other directions", [row(name, found) for name in (WHOLE, HADAMARD, RENEWED)], as_json=False
-    )
+            for name, along in one.items():
+                writer.writerows((run.name, name, done, loss) for done, loss in along.items())
+    show("a second half along other directions", [row(name, found) for name in (WHOLE, HADAMARD, RENEWED)])
 
 
 def row(name: str, found: list[dict[str, dict[int, float]]]) -> Row:
     """The changes of the held-out loss from the base model, at the end and beside the whole informed runs."""
-    ends = [list(one[name].values())[-1] - one[name][0] for one in found]
-    whole = [list(one[WHOLE].values())[-1] - one[WHOLE][0] for one in found]
-    beside = [mine - theirs for mine, theirs in zip(ends, whole, strict=True)]
-    return {"directions": name, "runs": len(found), "change of the loss": _error(ends),
-            "minus informed": "–" if name == WHOLE else _error(beside)}  # fmt: skip
-
-
-def _error(values: list[float]) -> str:
-    error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-    return f"{np.mean(values):+.3f} ± {error:.3f}"
+    ends, whole = ([[*one[n].values()][-1] - one[n][0] for one in found] for n in (name, WHOLE))
+    beside = "–" if name == WHOLE else paired_change(whole, ends).text("+", 3)
+    change = estimate(ends).text("+", 3)
+    return {"directions": name, "runs": len(found), "change of the loss": change, "minus informed": beside}
 
 
 if __name__ == "__main__":

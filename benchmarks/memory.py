@@ -51,7 +51,7 @@ from fedkseed.run.setup import build as set_up
 from fedkseed.wire.codec import encode
 from peers import EPS, LR, backpropagation, copied_step, inference, paper_step
 from step import held, make_batch, our_step
-from table import MODEL, Row, show
+from table import MODEL, Row, new_parser, show
 
 STEPS = 3
 POOL = Pool(1, 4096, "hadamard")
@@ -146,11 +146,7 @@ def cases(methods: list[str], *, is_gguf: bool) -> list[Case]:
 
 
 def measure(case: Case, model: str, tokens: int, device: str, message: Path | None = None) -> tuple[float, float]:
-    """Bytes of the baseline, and the most bytes above the baseline during the steps.
-
-    Args:
-        message: the file with the broadcast to a client.
-    """
+    """Bytes of the baseline, and the most above it during the steps; `message`: a file with a client's broadcast."""
     meter = Meter(device)
     logging.set_verbosity_error()  # hides advice about GGUF
     warm_up(case, device)
@@ -229,11 +225,10 @@ def measure_all(model: str, args: argparse.Namespace, message: Path) -> list[Row
     needed: dict[Case, tuple[float, float]] = {}
     for case in cases(list(CLIENTS) if args.clients else args.methods, is_gguf=model.endswith(".gguf")):
         print(*astuple(case), sep=", ", file=sys.stderr)
-        is_client = case.method in CLIENTS
+        given = (message,) if case.method in CLIENTS else ()
         try:
-            if is_client:
+            if given:
                 apart(write_message, case, model, args.device, message)
-            given = (message,) if is_client else ()
             needed[case] = apart(measure, case, model, args.tokens, args.device, *given)
         except BrokenProcessPool:  # killed: this machine has too little memory for the case
             needed[case] = nan, nan
@@ -243,16 +238,12 @@ def measure_all(model: str, args: argparse.Namespace, message: Path) -> list[Row
 
     return [
         {
-            "method": case.method,
-            "type": case.dtype,
-            "storage": case.storage,
-            "GB": peak / 1e9,
-            "over inference in this type": over(case, case.dtype),
-            "over 16-bit inference": over(case, "bfloat16"),
+            "method": case.method, "type": case.dtype, "storage": case.storage, "GB": peak / 1e9,
+            "over inference in this type": over(case, case.dtype), "over 16-bit inference": over(case, "bfloat16"),
             "baseline, GB": baseline / 1e9,
         }
         for case, (baseline, peak) in needed.items()
-    ]
+    ]  # fmt: skip
 
 
 def save(shape: dict[str, int], folder: str) -> None:
@@ -260,7 +251,7 @@ def save(shape: dict[str, int], folder: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Peak memory of a local step beside inference.")
+    parser = new_parser(__doc__)
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--config", choices=CONFIGS, help="random weights of this shape instead of a model")
     for option, field in OPTIONS.items():
@@ -270,7 +261,6 @@ def main() -> None:
     parser.add_argument("--methods", choices=every, nargs="+", default=every, help="beside inference")
     parser.add_argument("--clients", action="store_true", help="whole clients only, beside inference")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with TemporaryDirectory() as folder:
         model, name = args.model, args.model

@@ -9,7 +9,6 @@ are in a run of FedKSeed-Plus: what is missing here is missing to the layer, or 
 compared by the held-out examples themselves, so that the best one is an upper bound.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from fedkseed.evaluation.evaluate import evaluate
 from fedkseed.evaluation.metrics import metrics_of
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.recipe.reading import load_recipe
-from table import Row, show
+from table import Row, new_parser, show
 
 
 @torch.no_grad()
@@ -65,11 +64,10 @@ def fitted(weight: Tensor, states: Tensor, tokens: Tensor, penalty: float) -> Te
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", help="default: the run's own")
     parser.add_argument("--penalties", type=float, nargs="+", default=[1e-2, 1e-3, 1e-4])
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     path, rows = options.run / "recipe.toml", list[Row]()
     for seed in options.seeds or [load_recipe(path).seed]:
@@ -84,13 +82,11 @@ def main() -> None:
             weight = fitted(base, states, tokens, penalty)
             model.get_output_embeddings().weight = nn.Parameter(weight)  # of its own: the input embedding stays
             metrics = metrics_of(recipe.evaluation, shares.options)
-            found = evaluate(
-                model, tokenizer, shares.held_out, metrics=metrics, batch_size=recipe.evaluation.batch_size
-            )
+            size, train = recipe.evaluation.batch_size, nn.functional.cross_entropy(states @ weight.T, tokens).item()
+            found = evaluate(model, tokenizer, shares.held_out, metrics=metrics, batch_size=size)
             row: Row = {"split": f"seed {seed}", "examples": len(examples), "penalty": penalty}
-            train = nn.functional.cross_entropy(states @ weight.T, tokens).item()
-            row |= {"loss of clients' tokens": round(train, 4)}
-            rows.append(row | {name: round(value, 4) for name, value in found.means.items()})
+            losses = {"loss of clients' tokens": train, **found.means}
+            rows.append(row | {name: round(value, 4) for name, value in losses.items()})
     show("the output layer alone, all of it, on the examples of all clients", rows, as_json=options.json)
 
 

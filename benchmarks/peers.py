@@ -18,9 +18,6 @@ from fedkseed.models.loss import batch_loss
 LR, EPS = 3e-7, 5e-4  # the paper's for LLaMA-3B
 
 
-# --- syncs: w ← w + c_j z_j, direction by direction ---------------------------------------------
-
-
 def paper_sync(tensors: list[Tensor], directions: int, step: float) -> None:
     """Sync in the paper's way: new memory for z, for its multiples and for the result; replaces the list's tensors."""
     for k in range(directions):
@@ -36,9 +33,6 @@ def efficient_sync(tensors: list[Tensor], buffer: Tensor, directions: int, step:
         rng = torch.Generator(buffer.device).manual_seed(k)
         for w in tensors:
             w.add_(buffer[: w.numel()].normal_(generator=rng), alpha=-step)
-
-
-# --- local steps: each function returns a step that can be called again and again -----------------
 
 
 def bare_loss(model: nn.Module, batch: Batch) -> Tensor:

@@ -6,14 +6,12 @@
 seeds.
 """
 
-import argparse
 import math
-from collections.abc import Iterator
 from itertools import islice
 from statistics import fmean
 
-from fedkseed.run.cohort import Step, asynchronous, durations, synchronous
-from table import Row, show
+from fedkseed.run.cohort import asynchronous, durations, synchronous
+from table import Row, new_parser, show
 
 CLIENTS, STEPS, SHARE, FACTOR, CONTRIBUTIONS, SEEDS = 200, 200, 0.2, 10.0, 400, 10
 PLANS: list[tuple[int, int | None, float]] = [  # buffer, concurrency (None: synchronous), max_staleness
@@ -21,20 +19,15 @@ PLANS: list[tuple[int, int | None, float]] = [  # buffer, concurrency (None: syn
 ]  # fmt: skip
 
 
-def plan(seed: int, times: list[float], buffer: int, concurrency: int | None, limit: float) -> Iterator[Step]:
-    return synchronous(seed, times, buffer) if concurrency is None else asynchronous(
-        seed, times, buffer, concurrency, limit
-    )  # fmt: skip
-
-
 def row(buffer: int, concurrency: int | None, limit: float) -> Row:
-    clocks: list[float] = []
-    late: list[int] = []
-    largest: list[int] = []
-    slow: list[bool] = []
+    clocks, late, largest, slow = list[float](), list[int](), list[int](), list[bool]()
     for seed in range(SEEDS):
         times = durations(seed, [STEPS] * CLIENTS, SHARE, FACTOR)
-        steps = list(islice(plan(seed, times, buffer, concurrency, limit), CONTRIBUTIONS // buffer))
+        if concurrency is None:
+            plan = synchronous(seed, times, buffer)
+        else:
+            plan = asynchronous(seed, times, buffer, concurrency, limit)
+        steps = list(islice(plan, CONTRIBUTIONS // buffer))
         stale = [round_ - begun for round_, step in enumerate(steps) for begun in step.begun.values()]
         clocks.append(steps[-1].clock)
         late += stale
@@ -43,17 +36,14 @@ def row(buffer: int, concurrency: int | None, limit: float) -> Row:
     name = f"synchronous, cohorts of {buffer}" if concurrency is None else f"buffer {buffer}, concurrency {concurrency}"
     return {
         "plan": name + ("" if concurrency is None or math.isinf(limit) else f", max_staleness {limit:g}"),
-        "virtual time": f"{fmean(clocks):,.0f}",
-        "staleness, mean": f"{fmean(late):.1f}",
-        "largest": f"{fmean(largest):.0f}",
-        "mean factor": f"{fmean((1 + s) ** -0.5 for s in late):.2f}",
+        "virtual time": f"{fmean(clocks):,.0f}", "staleness, mean": f"{fmean(late):.1f}",
+        "largest": f"{fmean(largest):.0f}", "mean factor": f"{fmean((1 + s) ** -0.5 for s in late):.2f}",
         "from slow clients": f"{fmean(slow):.0%}",
-    }
+    }  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser = new_parser(__doc__)
     options = parser.parse_args()
     show("the plan of asynchronous rounds", [row(*chosen) for chosen in PLANS], as_json=options.json)
 

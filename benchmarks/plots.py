@@ -47,9 +47,7 @@ def sync(measured: dict[str, Any], axes: Axes) -> None:
     axes.set(xscale="log", yscale="log", xlabel="K, directions that are summed", xlim=(sizes[0] / 1.2, sizes[-1]))
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
-    axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda seconds, _: f"{seconds:g} s" if seconds < 1e3 else f"{seconds:,.0f} s")
-    )
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda s, _: f"{s:g} s" if s < 1e3 else f"{s:,.0f} s"))
     axes.set_title("Time to the latest model", loc="left")
     for (_, label, colour), height in zip(sorted(ends), apart(sorted(end[0] for end in ends)), strict=True):
         axes.text(sizes[-1] * 1.15, height, label, color=colour, va="center")
@@ -67,10 +65,8 @@ def memory(measured: dict[str, Any], axes: Axes) -> None:
     """Draw the GB of every method, the least at the top, with their ratios to inference in 16 bits."""
     rows = sorted((row for row in measured["rows"] if isfinite(row["GB"])), key=lambda row: -row["GB"])
     kinds = {row["method"]: BLUE if row["method"] in OURS else RED for row in rows} | {BASE: GREY}
-    names = [
-        ", ".join([row["method"], row["type"] if row["storage"] == "dense" else f"{row['storage']} in {row['type']}"])
-        for row in rows
-    ]
+    types = [row["type"] if row["storage"] == "dense" else f"{row['storage']} in {row['type']}" for row in rows]
+    names = [f"{row['method']}, {kind}" for row, kind in zip(rows, types, strict=True)]
     bars = axes.barh(names, [row["GB"] for row in rows], color=[kinds[row["method"]] for row in rows], height=0.7)
     ratios = [f"{row['GB']:.2f} GB, {row['over 16-bit inference']:.2f} ×" for row in rows]
     axes.bar_label(bars, ratios, padding=4, fontsize=8.5)
@@ -88,10 +84,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("docs/figures"))
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    for name, draw, source, size in (
-        ("sync", sync, args.sync, (7.5, 4.2)),
-        ("memory", memory, args.memory, (7.5, 5.4)),
-    ):
+    figures = (("sync", sync, args.sync, (7.5, 4.2)), ("memory", memory, args.memory, (7.5, 5.4)))
+    for name, draw, source, size in figures:
         if source is not None:
             with plt.rc_context(STYLE):
                 figure, axes = plt.subplots(figsize=size)

@@ -73,13 +73,9 @@ def audit(options: argparse.Namespace) -> Iterator[Row]:
         for fault in ("as built", "noise halved", "no clipping"):
             one = one_round(with_fault(private(epsilon, options.size), fault), options.canaries)
             many = many_rounds(with_fault(private(epsilon, options.small), fault), options.rounds)
-            yield {
-                "stated epsilon": f"{epsilon:g}",
-                "code": fault,
-                "at least, by one round": round(one, 2),
-                "at least, by many rounds": round(many, 2),
-                "found": "yes" if max(one, many) > epsilon else "no",
-            }
+            row: Row = {"stated epsilon": f"{epsilon:g}", "code": fault, "at least, by one round": round(one, 2)}
+            found = "yes" if max(one, many) > epsilon else "no"
+            yield row | {"at least, by many rounds": round(many, 2), "found": found}
 
 
 def private(epsilon: float, size: int) -> Strategy[State]:
@@ -234,21 +230,16 @@ def members(options: argparse.Namespace) -> Iterator[Row]:
 def recipe(options: argparse.Namespace, model: str, name: str, steps: int, batch: int, clients: int) -> Any:
     """The recipe of a round: half of the clients take part, the others have the outsiders."""
     lr = options.dense_lr if name == "dense" else options.lr
-    training: dict[str, Any] = {
-        "algorithm": "fedkseed-backprop" if name == "dense" else "fedkseed", "rounds": 1, "steps": steps,
-        "batch_size": batch, "eps": 1e-3, "lr": lr,
-    }  # fmt: skip
-    table: dict[str, Any] = {
+    algorithm = "fedkseed-backprop" if name == "dense" else "fedkseed"
+    training = {"rounds": 1, "steps": steps, "batch_size": batch, "eps": 1e-3, "lr": lr}
+    return parse({
         "model": {"name": model, "device": "cpu", "mode": "materialized"},
         "data": {"source": options.data, "max_tokens": options.tokens, "held_out": options.held_out},
         "clients": {"count": 2 * clients, "cohort": clients, "split": "even", "min_examples": 1, "threads": 1},
         "directions": {"size": options.size, "shared": name == "shared"},
-        "training": training,
+        "training": {"algorithm": algorithm, **training},
         "evaluation": {"examples": 2, "generated": 0},
-    }
-    if name == "dense":
-        table["derivatives"] = {"lr": lr, "optimizer": "sgd"}
-    return parse(table)
+    } | ({"derivatives": {"lr": lr, "optimizer": "sgd"}} if name == "dense" else {}))  # fmt: skip
 
 
 Found = dict[str, tuple[Floats, Floats]]  # what the server has -> evidence about members, and about outsiders
@@ -281,9 +272,8 @@ def scalars(simulation: Simulation, name: str, clients: int) -> Found:
             own = slopes_along(simulation, direction, rows, work.eps)
             tokens = np.array([len(row.tokens) - row.prompt for row in rows], np.float64)
             compared.append(Compared(upload.client, step, direction, own, tokens, len(inside), len(inside)))
-            simulation.setup.weights.move(
-                direction, -work.learning_rate(0) * float(np.nan_to_num(upload.scalars[step]))
-            )
+            change = -work.learning_rate(0) * float(np.nan_to_num(upload.scalars[step]))
+            simulation.setup.weights.move(direction, change)
     title = f"scalars of one client, batch {compared[0].batch}" + (", shared directions" if name == "shared" else "")
     found = {title: separate(compared, lambda one: (float(uploads[one.client].scalars[one.step]), 1, 0.0))}
     if name in BATCHES:
@@ -344,18 +334,16 @@ def dense(simulation: Simulation, name: str, clients: int) -> Found:
         own = found - mean
         return own @ (gradient - mean) - np.square(own).sum(1) / (2 * rows * holders)
 
-    every: list[tuple[str, Callable[[int], Floats], int]] = [
-        ("K numbers of one client, 5 steps of 4", lambda client: uploads[client].values.astype(np.float64), 1)
-    ]
+    changes = [upload.values.astype(np.float64) for upload in uploads]  # what the server has of each client
+    every: list[tuple[str, list[Floats], int]] = [("K numbers of one client, 5 steps of 4", changes, 1)]
     for title, total, _ in sums(simulation, strategy, uploads):
-        every.append((f"sum of {clients} clients' K numbers, {title}", lambda _, total=total: total, clients))
+        every.append((f"sum of {clients} clients' K numbers, {title}", [total] * clients, clients))
     found: Found = {}
-    for title, change, holders in every:
-        both = [
-            [evidence(change(client), own, len(inside[client]), holders) for client, own in enumerate(part)]
-            for part in (inside, outside)
-        ]
-        found[title] = np.concatenate(both[0]), np.concatenate(both[1])
+    for title, seen, holders in every:
+        texts = list(zip(seen, inside, outside, strict=True))
+        members = [evidence(change, own, len(own), holders) for change, own, _ in texts]
+        foreign = [evidence(change, own, len(mine), holders) for change, mine, own in texts]
+        found[title] = np.concatenate(members), np.concatenate(foreign)
     return found
 
 
@@ -383,11 +371,8 @@ def sums(
             grid = aggregator.grid(strategy.run.pool.size)
             after = noisy.aggregate(before, uploads)
             variance = (aggregator.variance(grid) + count / 6) * grid.step**2
-            yield (
-                f"noise by the server, epsilon {epsilon:g}",
-                (after.coefficients - before.coefficients) * count,
-                variance,
-            )
+            total = (after.coefficients - before.coefficients) * count
+            yield f"noise by the server, epsilon {epsilon:g}", total, variance
 
 
 def unmasked(secure: Strategy[State], changes: Sequence[Floats]) -> Floats:
@@ -444,8 +429,7 @@ def main() -> None:
             command.add_argument("--lr", type=float, default=1e-5, help="of clients that send scalars")
             command.add_argument("--dense-lr", type=float, default=1e-7, help="of clients that send K numbers")
     options = parser.parse_args()
-    found = list(options.rows(options))
-    about = {**machine(), "commit": commit()}
+    found, about = list(options.rows(options)), {**machine(), "commit": commit()}
     if options.json:
         print(json.dumps({"machine": about, "rows": found}, indent=2))
     else:

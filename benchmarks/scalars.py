@@ -9,7 +9,6 @@ curvature alone, the correlation, and the number of wrong signs. `float32` is th
 two points, whose losses are rounded. (Some layers, as the norms of Llama, work in float32 always.)
 """
 
-import argparse
 import copy
 from collections.abc import Sequence
 from contextlib import closing
@@ -30,14 +29,7 @@ from fedkseed.randomness import Purpose, generator
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.simulation import Simulation
 from fedkseed.weights.layout import Layout
-from table import Row, show
-
-
-@torch.inference_mode()
-def loss_of(model: torch.nn.Module, batch: Batch) -> float:
-    """`models.loss.graph_loss` without its rounding to float32."""
-    predictions, labels = response_logits(model, batch)
-    return float(cross_entropy(predictions.flatten(0, 1), labels.flatten(), ignore_index=IGNORED))
+from table import Row, new_parser, show
 
 
 class Line:
@@ -61,10 +53,11 @@ class Line:
 
     @torch.no_grad()
     def loss(self, batch: Batch, step: float) -> float:
-        """The loss at w₀ + step · z."""
+        """The loss at w₀ + step · z: `models.loss.graph_loss` without its rounding to float32."""
         for number, tensor in self.tensors.items():
             tensor.copy_(self.base[number] + step * self.z[number])
-        return loss_of(self.model, batch)
+        predictions, labels = response_logits(self.model, batch)
+        return float(cross_entropy(predictions.flatten(0, 1), labels.flatten(), ignore_index=IGNORED))
 
 
 def compared(found: NDArray[np.float64], reference: NDArray[np.float64]) -> tuple[float, float, int]:
@@ -74,12 +67,11 @@ def compared(found: NDArray[np.float64], reference: NDArray[np.float64]) -> tupl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--pairs", type=int, default=16)
     parser.add_argument("--eps", type=float, nargs="+", default=[1e-4, 5e-4, 1e-3, 1e-2])
     parser.add_argument("--reference", type=float, default=1e-5)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     recipe = load_recipe(options.recipe, ["model.mode=materialized"])  # weights are parameters of the model then
     with closing(Simulation(recipe)) as simulation:

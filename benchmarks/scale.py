@@ -11,7 +11,6 @@ before. A MB is 10^6 bytes.
     shards        the same uploads in groups, each aggregated by itself, and their sums compared bit by bit
 """
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
@@ -49,13 +48,10 @@ def aggregation(clients: int) -> "Row":
     strategy.aggregate(state, uploads)
     end = process_time()
     return {
-        "clients": clients,
-        "decode, CPU s": decoded - begin,
-        "aggregate, CPU s": end - decoded,
-        "CPU µs a client": (end - begin) / clients * 1e6,
-        "messages, MB": sum(map(len, replies.values())) / MB,
+        "clients": clients, "decode, CPU s": decoded - begin, "aggregate, CPU s": end - decoded,
+        "CPU µs a client": (end - begin) / clients * 1e6, "messages, MB": sum(map(len, replies.values())) / MB,
         "memory beside them, MB": (peak_memory() - before) / MB,
-    }
+    }  # fmt: skip
 
 
 class AtOnce:
@@ -91,15 +87,13 @@ def rounds(clients: int, model: Path) -> "Row":
 
     carrier = AtOnce(clients)
     with tempfile.TemporaryDirectory() as name:
-        recipe = parse(
-            {
-                "model": {"name": str(model), "digest": 64 * "0"},
-                "data": {"source": str(Path(name) / "none"), "held_out": "none"},
-                "clients": {"split": "files", "cohort": clients},
-                "directions": {"family": "hadamard", "size": SIZES["fedkseed"]},
-                "training": {"rounds": 2, "wire": "compact", "steps": 200},
-            }
-        )
+        recipe = parse({
+            "model": {"name": str(model), "digest": 64 * "0"},
+            "data": {"source": str(Path(name) / "none"), "held_out": "none"},
+            "clients": {"split": "files", "cohort": clients},
+            "directions": {"family": "hadamard", "size": SIZES["fedkseed"]},
+            "training": {"rounds": 2, "wire": "compact", "steps": 200},
+        })  # fmt: skip
         ClientNumbers.register(Path(name), carrier.nodes())
         numbers = ClientNumbers(Path(name), None)
         remote = RemoteClients(carrier, numbers, b"[model]", clients, NetworkTable(), Silent())
@@ -117,13 +111,9 @@ def rounds(clients: int, model: Path) -> "Row":
     assert report is not None
     assert len(report.clients) == clients
     return {
-        "clients": clients,
-        "CPU s": seconds,
-        "CPU ms a client": seconds / clients * 1e3,
-        "down, bytes": report.bytes_down,
-        "up, bytes": report.bytes_up,
-        "memory of two rounds, MB": used / MB,
-    }
+        "clients": clients, "CPU s": seconds, "CPU ms a client": seconds / clients * 1e3,
+        "down, bytes": report.bytes_down, "up, bytes": report.bytes_up, "memory of two rounds, MB": used / MB,
+    }  # fmt: skip
 
 
 def shards(count: int, clients: int) -> "Row":
@@ -145,13 +135,10 @@ def shards(count: int, clients: int) -> "Row":
     none, drawn = np.zeros(size, np.int64), np.zeros(size, np.uint32)
     handed = Subtotal(strategy.run, 0, 0, members, first.weight, 0.0, 0, first.values, none, drawn)
     return {
-        "shards": count,
-        "clients": clients,
-        "sums that differ": int(np.sum(tree.values != whole.values)),
+        "shards": count, "clients": clients, "sums that differ": int(np.sum(tree.values != whole.values)),
         "weights that differ": int(tree.weight != whole.weight),
-        "in float64": int(np.sum(floats != whole.values * 1e-9)),
-        "bytes a shard hands up": len(encode(handed)),
-    }
+        "in float64": int(np.sum(floats != whole.values * 1e-9)), "bytes a shard hands up": len(encode(handed)),
+    }  # fmt: skip
 
 
 def peak_memory() -> int:
@@ -169,19 +156,18 @@ def alone(job: Callable[[], "Row"]) -> "Row":
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    from table import new_parser, show
+
+    parser = new_parser(__doc__)
     parts = ("aggregation", "rounds", "shards")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     parser.add_argument("--clients", type=int, nargs="+", default=[1_000, 10_000, 100_000], help="numbers to aggregate")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    apart = "coefficients, of 4,096, that sums of shards do not share with the sums of one server"
     with tempfile.TemporaryDirectory() as name:
         jobs: dict[str, tuple[str, list[Callable[[], Row]]]] = {
             "aggregation": ("decode and aggregate", [partial(aggregation, size) for size in options.clients]),
-            "shards": (
-                "coefficients, of 4,096, that sums of shards do not share with the sums of one server",
-                [partial(shards, count, 10_000) for count in (1, 10, 100)],
-            ),
+            "shards": (apart, [partial(shards, count, 10_000) for count in (1, 10, 100)]),
         }
         if "rounds" in options.only:
             from traffic import untrained
@@ -189,12 +175,8 @@ def main() -> None:
             model = untrained(Path(name) / "model")
             sizes = [partial(rounds, 10**power, model) for power in (1, 2, 3)]
             jobs["rounds"] = "a server's round without a network", sizes
-        for part in options.only:
-            title, rows = jobs[part]
-            made_rows = [alone(job) for job in rows]
-            from table import show
-
-            show(title, made_rows, as_json=options.json)
+        for title, rows in (jobs[part] for part in options.only):
+            show(title, [alone(job) for job in rows], as_json=options.json)
 
 
 if __name__ == "__main__":

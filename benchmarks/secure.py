@@ -2,7 +2,7 @@
 
 No model is run: clients send random changes. Down: broadcast, clients and keys, sealed shares; up: masked numbers and
 shares. Seconds are of one core: a client's of both its legs, and the server's of taking off the masks. A tenth of the
-clients (of five, one) are missing after the first broadcast. The clear row is the same algorithm without masks. Rows
+clients (of five, one) are missing after the first broadcast. The clear note: the same algorithm without masks. Rows
 with an epsilon are of [privacy], of clients that take part ten times: noise makes sums some bits wider.
 """
 
@@ -11,8 +11,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from fedkseed import LocalWork, Pool, Run, decode, encode
 from fedkseed.round import Round
@@ -23,6 +21,7 @@ from fedkseed.strategies.masked import Masks, masked, simulated_key
 from fedkseed.strategy import Masking, Noise, Settings
 from fedkseed.wire.numbers import rounded
 from fedkseed.wire.records import Change, Secured
+from table import Row, show
 
 K, STEPS = 4096, 200
 TIMES, DELTA = 10, 1e-6  # of private rows
@@ -30,23 +29,16 @@ RUN = Run(Pool(0, K, "hadamard"), bytes(32))
 
 
 def main() -> None:
-    table = Table(
-        "clients", "uploads", "neighbours", "ε", "down 1", "up 1", "down 2", "up 2", "all", "client (s)", "server (s)",
-        title=f"K = {K:,}, {STEPS} steps, 8 bits",
-    )  # fmt: skip
-    for clients in (3, 5, 10, 30, 100):
-        for shared in (False, True):
-            table.add_row(*round_of(clients, shared, None))
-    table.add_row(*round_of(10, False, 6))
-    for clients, epsilon in product((10, 100), (8.0, 2.0)):
-        for shared in (False, True):
-            table.add_row(*round_of(clients, shared, None, epsilon))
-    Console(width=120).print(table)
+    rows = [round_of(clients, shared, None) for clients, shared in product((3, 5, 10, 30, 100), (False, True))]
+    rows.append(round_of(10, False, 6))
+    private = product((10, 100), (8.0, 2.0), (False, True))
+    rows += [round_of(clients, shared, None, epsilon) for clients, epsilon, shared in private]
     rng = np.random.default_rng(0)
     strategy = KSeed.make(settings(False, {}, None, None))
     clear = Change(RUN, 0, 1, 1, 1.0, 0, rounded(rng.normal(size=K), "compact"), np.empty(0, np.uint32), "compact")
     down, up = len(encode(strategy.server.broadcast(strategy.server.init()))), len(encode(clear))
-    print(f"clear: down {down:,}, up {up:,} (K numbers), all {down + up:,}")
+    notes: Row = {"clear, K numbers": f"down {down:,}, up {up:,}, all {down + up:,}"}
+    show(f"K = {K:,}, {STEPS} steps, 8 bits", rows, notes=notes)
 
 
 def settings(shared: bool, keys: dict[int, bytes], neighbours: int | None, epsilon: float | None) -> Settings:
@@ -56,7 +48,7 @@ def settings(shared: bool, keys: dict[int, bytes], neighbours: int | None, epsil
     return Settings(RUN, work, wire="compact", shared=shared, secure=masking, noise=noise)
 
 
-def round_of(clients: int, shared: bool, neighbours: int | None, epsilon: float | None = None) -> list[str]:
+def round_of(clients: int, shared: bool, neighbours: int | None, epsilon: float | None = None) -> Row:
     """A row of the table."""
     members = {n: MaskingClient(n, simulated_key(0, n)) for n in range(clients)}
     keys = {n: one.public for n, one in members.items()}
@@ -88,18 +80,10 @@ def round_of(clients: int, shared: bool, neighbours: int | None, epsilon: float 
     aggregator.finish(accumulator)
     server = time.process_time() - begin
     sizes = [max(len(encode(one)) for one in leg) for leg in ([message], uploads, requests.values(), answers)]
-    kind = "shared directions" if shared else "K numbers"
-    holders = str(len(roster.others(0)))
-    stated = "" if epsilon is None else f"{epsilon:g}"
-    return [
-        str(clients),
-        kind,
-        holders,
-        stated,
-        *(f"{x:,}" for x in [*sizes, sum(sizes)]),
-        f"{took:.2f}",
-        f"{server:.2f}",
-    ]
+    kind, stated = "shared directions" if shared else "K numbers", "" if epsilon is None else f"{epsilon:g}"
+    row: Row = {"clients": clients, "uploads": kind, "neighbours": len(roster.others(0)), "ε": stated}
+    row |= dict(zip(("down 1", "up 1", "down 2", "up 2"), sizes, strict=True))
+    return row | {"all": sum(sizes), "client (s)": took, "server (s)": server}
 
 
 if __name__ == "__main__":

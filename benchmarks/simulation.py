@@ -16,23 +16,20 @@ the framework.
 --pfl and --flower name the Python of an environment that has PyTorch and `pfl` or `flwr[simulation]`.
 """
 
-import argparse
 import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from statistics import median
 
-from table import Row, show
+from table import Row, new_parser, show
 
 SCRIPTS = Path(__file__).parent / "peers_simulation"
 TASKS = {
-    "cnn": "FedAvg",
-    "lora": "FedAvg of LoRA",
-    "messages": "FedAvg, messages alone",
-    "fedkseed": "FedKSeed, free loss",
-}
+    "cnn": "FedAvg", "lora": "FedAvg of LoRA", "messages": "FedAvg, messages alone", "fedkseed": "FedKSeed, free loss",
+}  # fmt: skip
 SHARED = ("cnn", "lora")  # tasks of all frameworks
 
 
@@ -50,31 +47,26 @@ def row(framework: str, python: str, task: str, rounds: int, visits: int) -> Row
     computed = [cpu - bare for _, cpu, _, bare in turns]
     whole = median(wall for wall, *_ in turns)
     return {
-        "task": TASKS[task],
-        "framework": ", ".join(reported["versions"]),
+        "task": TASKS[task], "framework": ", ".join(reported["versions"]),
         "bare, ms a visit": median(bare for _, _, bare, _ in turns),
-        "beyond bare, ms": median(beyond),
-        "spread": f"{min(beyond):.2f} to {max(beyond):.2f}",
-        "beyond bare, CPU ms": median(computed),
-        "its spread": f"{min(computed):.2f} to {max(computed):.2f}",
+        "beyond bare, ms": median(beyond), "spread": f"{min(beyond):.2f} to {max(beyond):.2f}",
+        "beyond bare, CPU ms": median(computed), "its spread": f"{min(computed):.2f} to {max(computed):.2f}",
         "visits a minute": round(60e3 / whole),
-    }
+    }  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=TASKS, default=[*TASKS])
     parser.add_argument("--pfl", help="the Python of an environment with pfl")
     parser.add_argument("--flower", help="the Python of an environment with flwr[simulation]")
     parser.add_argument("--rounds", type=int, default=8, help="turns that are measured, after one that warms up")
     parser.add_argument("--cohort", type=int, default=50, help="visits of a round")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     frameworks = {"fedkseed": sys.executable, "pfl": options.pfl, "flower": options.flower}
     rows = [
         row(framework, python, task, options.rounds, options.cohort)
-        for task in options.only
-        for framework, python in frameworks.items()
+        for task, (framework, python) in product(options.only, frameworks.items())
         if python and (framework == "fedkseed" or task in SHARED)
     ]
     show("a simulated client's visit", rows, as_json=options.json)

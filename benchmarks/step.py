@@ -21,7 +21,7 @@ from fedkseed.models.loss import batch_loss
 from fedkseed.weights.base import Pooled, Weights
 from fedkseed.weights.modes import MODES, hold
 from peers import EPS, LR, inference, paper_step
-from table import MODEL, Row, best_of, show
+from table import MODEL, Row, best_of, new_parser, show
 
 WAYS = [
     ("streamed", "hadamard"), ("streamed", "hashed"), ("materialized", "hadamard"),
@@ -68,15 +68,9 @@ def measure(args: argparse.Namespace, dtype: str) -> Iterator[Row]:
         bare()
         jobs = {"bare": lambda: (bare(), bare()), "step": step}
         seconds = best_of(args.repeats, jobs, args.device, within=args.seconds)
-        return {
-            "one step": name,
-            "type": dtype,
-            "storage": storage,
-            "tokens": batch.tokens.shape[1],
-            "seconds": seconds["step"],
-            "two bare forwards beside it": seconds["bare"],
-            "over two bare forwards": seconds["step"] / seconds["bare"],
-        }
+        about: Row = {"one step": name, "type": dtype, "storage": storage, "tokens": batch.tokens.shape[1]}
+        about |= {"seconds": seconds["step"], "two bare forwards beside it": seconds["bare"]}
+        return about | {"over two bare forwards": seconds["step"] / seconds["bare"]}
 
     for storage in args.storage:
         model = load_model(args.model, dtype, storage, args.device)
@@ -91,7 +85,7 @@ def measure(args: argparse.Namespace, dtype: str) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A two-point local step over two bare forward passes.")
+    parser = new_parser(__doc__)
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--storage", choices=STORAGES, nargs="+", default=["dense"], help="of streamed weights")
@@ -102,7 +96,6 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=7, help="repeats, of which the fastest counts")
     parser.add_argument("--seconds", type=float, default=3, help="time limit of a row; two repeats are always done")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows = [row for dtype in args.dtype for row in measure(args, dtype)]
     title = f"{args.model}, {args.batch} example a step, K = {args.size:,}; best of 2 to {args.repeats}"

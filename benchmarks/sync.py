@@ -12,7 +12,6 @@ The family `gaussian` is bound by arithmetic. On a CPU a note under the table ha
 instructions alone would take, if issued as fast as in a loop of nothing else on the same cores in the same run.
 """
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from fedkseed.directions.numba_cpu.simd import load_floats, number_at, store
 from fedkseed.directions.numba_cpu.threads import compiled, run
 from fedkseed.directions.operations import accumulate_, materialize, project
 from peers import efficient_sync, paper_sync
-from table import Row, best_of, show
+from table import Row, best_of, new_parser, show
 
 SIZES = [64, 256, 1024, 4096, 16384]
 DEFAULT = 4096  # K of the rows that are about one direction, and of the projections
@@ -68,11 +67,8 @@ def pytorch(w: Tensor, z: Tensor, sizes: list[int]) -> tuple[Job, list[Job], lis
     noise, tensors = torch.empty_like(w[:TENSOR]), w.split(TENSOR)
     paper = partial(paper_sync, list(tensors), 1, STEP)
     efficient = partial(efficient_sync, list(tensors), noise, 2, STEP)
-    return (
-        Job(ADD, partial(w.add_, z, alpha=-STEP)),
-        [Job(PAPER, paper, 1, size) for size in sizes],
-        [Job(EFFICIENT, efficient, 2, size) for size in sizes],
-    )
+    papers, efficients = ([Job(PAPER, paper, 1, k) for k in sizes], [Job(EFFICIENT, efficient, 2, k) for k in sizes])
+    return Job(ADD, partial(w.add_, z, alpha=-STEP)), papers, efficients
 
 
 def sync(family: str, size: int, w: Tensor, out: Tensor) -> Job:
@@ -85,9 +81,7 @@ def sync(family: str, size: int, w: Tensor, out: Tensor) -> Job:
 def singles(v: Tensor, out: Tensor) -> list[Job]:
     """Jobs of one direction in every family, and of the K inner products in the fast families."""
     pools = [Pool(1, DEFAULT, family) for family in EVERYWHERE]
-    ones = [
-        Job(f"{pool.family}: one direction in place", partial(accumulate_, out, pool, [7], [STEP])) for pool in pools
-    ]
+    ones = [Job(f"{p.family}: one direction in place", partial(accumulate_, out, p, [7], [STEP])) for p in pools]
     fast = [pool for pool in pools if pool.family not in SAMPLE]
     return [*ones, *(Job(f"{pool.family}: project", partial(project, v, pool), DEFAULT, DEFAULT) for pool in fast)]
 
@@ -107,26 +101,20 @@ def measure(weights: int, sizes: list[int], dtype: torch.dtype, device: str, rep
         job.run()  # compiles
     by_size, single = ours(slice(None))
     copy, (add, papers, efficients) = Job(COPY, partial(target.copy_, base)), pytorch(w, z, sizes)
-    syncs = [
-        job
-        for paper, efficient, mine in zip(papers, efficients, by_size, strict=True)
-        for job in (paper, efficient, *mine)
-    ]
+    syncs = [job for paper, efficient, mine in zip(papers, efficients, by_size, strict=True)
+             for job in (paper, efficient, *mine)]  # fmt: skip
     jobs = [copy, add, *syncs, *single]
     seconds = best_of(repeats, {job.run: job.run for job in jobs}, device)
     one_efficient = seconds[efficients[0].run] / efficients[0].timed
 
     def row(job: Job) -> Row:
         took = seconds[job.run] * job.directions / job.timed
+        timed = "all" if job.timed == job.directions else f"{job.timed}, scaled"
         return {
-            "what": job.what,
-            "K": job.directions,
-            "timed": "all" if job.timed == job.directions else f"{job.timed}, scaled",
-            "seconds": took,
-            "G elements/s": weights * job.directions / took / 1e9,
-            "plain copies": took / seconds[copy.run],
+            "what": job.what, "K": job.directions, "timed": timed, "seconds": took,
+            "G elements/s": weights * job.directions / took / 1e9, "plain copies": took / seconds[copy.run],
             "times the efficient way": one_efficient * job.directions / took,
-        }
+        }  # fmt: skip
 
     gaussian = min(seconds[job.run] / job.timed for job in syncs if job.what == "gaussian: sync")
     return [row(job) for job in jobs], bound(gaussian / weights, repeats) if device == "cpu" else {}
@@ -141,10 +129,9 @@ def bound(seconds: float, repeats: int) -> Row:
     threads = torch.get_num_threads()
     took = best_of(repeats, {"turns": partial(run, loop, job, threads)})["turns"]
     instruction = took / TURNS / TURN
-    return {
-        "ns of a 16-lane instruction on a core": instruction * 1e9,
-        "share of its instructions alone in a gaussian sync": instruction * INSTRUCTIONS / NORMALS / threads / seconds,
-    }
+    share = instruction * INSTRUCTIONS / NORMALS / threads / seconds
+    notes: Row = {"ns of a 16-lane instruction on a core": instruction * 1e9}
+    return notes | {"share of its instructions alone in a gaussian sync": share}
 
 
 def turns(job):
@@ -159,15 +146,13 @@ def turns(job):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Seconds of a sync against K: ours, PyTorch and a plain copy.")
+    parser = new_parser(__doc__)
     parser.add_argument("--weights", type=int, default=134_515_008, help="d; SmolLM2-135M's by default")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="K, powers of two")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="type in our rows"
-    )
+    types = ("float32", "bfloat16", "float16")
+    parser.add_argument("--dtype", choices=types, default="float32", help="type in our rows")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=5, help="repeats, of which the fastest counts")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows, notes = measure(args.weights, args.sizes, getattr(torch, args.dtype), args.device, args.repeats)
     title = f"{args.weights:,} weights on {args.device}; ours and the copy in {args.dtype}, the rest in float32"

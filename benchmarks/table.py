@@ -1,9 +1,11 @@
-"""Common parts of the benchmarks: a timer, descriptions of the machine and the code, and a table."""
+"""Common parts of the benchmarks: options, a timer, a port, descriptions of the machine and the code, and a table."""
 
 import json
 import os
 import platform
+import socket
 import subprocess
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
@@ -51,17 +53,30 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def new_parser(about: str | None) -> ArgumentParser:
+    """A parser of a benchmark's options; all have --json."""
+    parser = ArgumentParser(description=about, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    return parser
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of this machine on which no process listens now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
 def machine() -> Row:
     """Facts of the machine on which timings depend; the load, of the last minute, may include the benchmark's own."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     about: Row = {
-        "cpu": _cpu(),
-        "cores": os.cpu_count() or 0,
-        "threads": torch.get_num_threads(),
-        "load": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numba": numba.__version__,
-    }
+        "cpu": next(names, platform.processor() or platform.machine()), "cores": os.cpu_count() or 0,
+        "threads": torch.get_num_threads(), "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(), "torch": torch.__version__, "numba": numba.__version__,
+    }  # fmt: skip
     if not torch.cuda.is_available():
         return about
     try:
@@ -82,7 +97,7 @@ def commit() -> str:
     return f"{head}+" if head and changed else head or "unknown"
 
 
-def show(title: str, rows: Sequence[Row], *, as_json: bool, notes: Row | None = None) -> None:
+def show(title: str, rows: Sequence[Row], *, as_json: bool = False, notes: Row | None = None) -> None:
     """Print rows, all of the same columns, with notes and the machine they were measured on."""
     notes = notes or {}
     if as_json:
@@ -95,26 +110,18 @@ def show(title: str, rows: Sequence[Row], *, as_json: bool, notes: Row | None = 
         table.add_column(column, justify="left" if isinstance(cell, str) else "right")
     for row in rows:
         table.add_row(*map(_cell, row.values()))
-    Console().print(table)
+    Console(width=None if os.isatty(1) else 160).print(table)  # a file has room
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """Rows as a table in Markdown; a cell that a row lacks is empty."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = [columns, ["---"] * len(columns), *([_cell(row.get(column, "")) for column in columns] for row in rows)]
-    return "".join(
-        "| " + " | ".join(part.replace("|", "\\|").replace("\n", " ") for part in line) + " |\n" for line in lines
-    )
+    safe = [[part.replace("|", "\\|").replace("\n", " ") for part in line] for line in lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in safe)
 
 
 def _cell(value: str | int | float) -> str:
     if isinstance(value, str):
         return value
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

@@ -12,7 +12,6 @@ The model has 0.14 million weights. The bytes of FedKSeed do not depend on that 
 weights, the column of SmolLM2-135M is computed: 4 bytes a tuned weight down and up.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -32,8 +31,7 @@ from fedkseed.network.protocol.certs import make as make_keys
 from fedkseed.paper.byte_counts import Architecture, communication, kseed
 from fedkseed.paper.tiny_model import model, tokenizer
 from fedkseed.run.store import Store
-from ports import free_port
-from table import Row, show
+from table import Row, free_port, new_parser, show
 
 SMOLLM2 = Architecture(576, 1536, 30, 49152, 576, 192, tied=True)  # SmolLM2-135M
 CLIENTS, EXAMPLES = 3, 24  # of each client
@@ -41,12 +39,10 @@ SHORT = 300  # characters of an example: 200 steps in seconds
 POLICY = {  # of clients with two dozen rows, for any algorithm and batches of one
     "data": {"min_examples": 1},
     "training": {
-        "algorithms": ["fedkseed", "fedavg", "fedit"],
-        "min_batch_size": 1,
-        "max_numbers": 1_000_000,
+        "algorithms": ["fedkseed", "fedavg", "fedit"], "min_batch_size": 1, "max_numbers": 1_000_000,
         "weights_per_direction": 1,
     },
-}
+}  # fmt: skip
 STEPS, SIZE = 200, 4096  # τ and K of the paper
 PATIENCE = 300.0  # seconds until everything is connected, or a round is done, on a busy machine
 SETTLE = 10.0  # seconds from a client's connection until traffic counts as idle
@@ -75,8 +71,8 @@ class Counts:
         return Counts(*(now - then for now, then in pairs))
 
     @staticmethod
-    def total(counts: Sequence["Counts"]) -> "Counts":
-        return Counts(*(sum(getattr(one, name) for one in counts) for name in Counts.__annotations__))
+    def total(proxies: Sequence["Proxy"]) -> "Counts":
+        return Counts(*(sum(getattr(one.counts, name) for one in proxies) for name in Counts.__annotations__))
 
 
 class Proxy:
@@ -132,10 +128,6 @@ class Federation:
         (folder / "policy.toml").write_text(tomli_w.dumps(POLICY))
         make_keys(self.keys, CLIENTS, ["localhost"], 40)
 
-    def counts(self) -> Counts:
-        """The sum of the counts of all clients."""
-        return Counts.total([proxy.counts for proxy in self.proxies])
-
     @asynccontextmanager
     async def serving(self):
         async with AsyncExitStack() as stack:
@@ -155,7 +147,6 @@ class Federation:
         )  # fmt: skip
 
     async def until_told(self, text: str) -> None:
-        """Wait until the server has said a text."""
         await self._until(lambda: text in (self.folder / "serve.log").read_text(), text)
 
     async def until_done(self, rounds: int) -> list[dict]:
@@ -209,49 +200,34 @@ async def measure(
         if idle:
             await federation.until_told(f"{CLIENTS - 1} of {CLIENTS} clients are connected")
             await asyncio.sleep(SETTLE)
-            before = federation.counts()
+            before = Counts.total(federation.proxies)
             await asyncio.sleep(idle)
-            found, hours = federation.counts().since(before), (CLIENTS - 1) * idle / 3600
-            waiting = {
-                "a client that waits, an hour": f"measured for {idle:g} s and multiplied",
-                "TCP down": round(found.down / hours),
-                "TCP up": round(found.up / hours),
-                "both": round((found.down + found.up) / hours),
-                "requests": round(found.requests / hours),
-                "connections": round(found.connections / hours),
-            }
+            found, hours = Counts.total(federation.proxies).since(before), (CLIENTS - 1) * idle / 3600
+            sums = {"TCP down": found.down, "TCP up": found.up, "both": found.down + found.up}
+            sums |= {"requests": found.requests, "connections": found.connections}
+            waiting = {"a client that waits, an hour": f"measured for {idle:g} s and multiplied"}
+            waiting |= {column: round(count / hours) for column, count in sums.items()}
             print(waiting, file=sys.stderr)  # at once: a later error must not lose a measurement of minutes
         await federation.join(CLIENTS - 1)
         await federation.until_done(1)
-        before, begin = federation.counts(), perf_counter()
+        before, begin = Counts.total(federation.proxies), perf_counter()
         reports = (await federation.until_done(rounds))[1:]
-        found, seconds = federation.counts().since(before), perf_counter() - begin
+        found, seconds = Counts.total(federation.proxies).since(before), perf_counter() - begin
     each = CLIENTS * len(reports)
     down = sum(report["total_down"] for report in reports) / each
     both = sum(report["bytes_total"] for report in reports) / each
     name, tcp = training["algorithm"], (found.down + found.up) / each
     pooled = name == "fedkseed"
+    weights = 8 * SMOLLM2.weights if name == "fedavg" else communication(name, SMOLLM2)  # 32 bits each way
     row: Row = {
-        "algorithm": name,
-        "wire": training.get("wire", "float32"),
-        "down": round(down),
-        "up": round(both - down),
-        "both": round(both),
+        "algorithm": name, "wire": training.get("wire", "float32"),
+        "down": round(down), "up": round(both - down), "both": round(both),
         "the paper's count": f"{sum(kseed(SIZE, STEPS)):,}" if pooled else "",
-        "TCP down": round(found.down / each),
-        "TCP up": round(found.up / each),
-        "TCP both": round(tcp),
-        "more than ours": round(tcp - both),
-        "requests": found.requests / each,
-        "seconds a round": seconds / len(reports),
-        "both, SmolLM2-135M": round(both) if pooled else weights(name),
-    }
+        "TCP down": round(found.down / each), "TCP up": round(found.up / each), "TCP both": round(tcp),
+        "more than ours": round(tcp - both), "requests": found.requests / each,
+        "seconds a round": seconds / len(reports), "both, SmolLM2-135M": round(both) if pooled else weights,
+    }  # fmt: skip
     return row, waiting
-
-
-def weights(algorithm: str) -> int:
-    """Bytes of a client and round, down and up together, with 32 bits a tuned weight each way."""
-    return 8 * SMOLLM2.weights if algorithm == "fedavg" else communication(algorithm, SMOLLM2)
 
 
 @contextmanager
@@ -276,11 +252,10 @@ def untrained(folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=TRAININGS, default=list(TRAININGS))
     parser.add_argument("--rounds", type=int, default=4, help="rounds of a row; the first is not counted")
     parser.add_argument("--idle", type=float, default=90.0, help="seconds of idle traffic to measure; 0 for none")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows, idle = list[Row](), list[Row]()
     with material() as (data, model):
@@ -290,10 +265,8 @@ def main() -> None:
             print(row, file=sys.stderr)
             rows.append(row)
             idle += [waiting] if waiting else []
-    title = (
-        f"bytes a client and round: {CLIENTS} clients, K = {SIZE:,}, {STEPS} steps, mean of {options.rounds - 1} rounds"
-    )
-    show(title, rows, as_json=options.json)
+    title = f"bytes a client and round: {CLIENTS} clients, K = {SIZE:,}, {STEPS} steps"
+    show(f"{title}, mean of {options.rounds - 1} rounds", rows, as_json=options.json)
     if idle:
         show("idle", idle, as_json=options.json)
 

@@ -9,8 +9,8 @@ beginning of `train()` to its end. The forward pass is `model(**batch)` with lab
 cache, as transformers computes the loss. Needs Linux. A GB is 10^9 bytes.
 """
 
-import argparse
 from collections.abc import Callable
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -21,7 +21,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments, logging
 import fedkseed
 from fedkseed.planning.memory import Meter
 from memory import CONFIGS, apart, build
-from table import Row, show
+from table import Row, new_parser, show
 
 STEPS = 3
 FORWARD = "forward pass"
@@ -35,7 +35,8 @@ def work(way: str, model: nn.Module, tokens: int, folder: str) -> Callable[[], o
     numbers = torch.arange(tokens) % 4096
     rows: Any = [{"input_ids": numbers, "labels": numbers}] * STEPS
     if way == FORWARD:
-        return lambda: [_forward(model, row) for row in rows]
+        bare, batches = partial(model, use_cache=False), [{k: v[None] for k, v in row.items()} for row in rows]
+        return torch.inference_mode()(lambda: [bare(**row).loss.item() for row in batches])
     args = TrainingArguments(
         folder, max_steps=STEPS, learning_rate=1e-6, per_device_train_batch_size=1, save_strategy="no", use_cpu=True,
         disable_tqdm=True, logging_strategy="no", dataloader_pin_memory=False,
@@ -47,11 +48,6 @@ def work(way: str, model: nn.Module, tokens: int, folder: str) -> Callable[[], o
         trainer = fedkseed.Trainer(model, rows, args=args, eps=1e-3, steps_of=STEPS_OF[way])
     trainer.remove_callback(PrinterCallback)
     return trainer.train
-
-
-@torch.inference_mode()
-def _forward(model: Any, row: dict[str, torch.Tensor]) -> float:
-    return float(model(**{name: value[None] for name, value in row.items()}, use_cache=False).loss)
 
 
 def measure(way: str, config: str, dtype: str, tokens: int) -> tuple[float, float]:
@@ -70,28 +66,19 @@ def measure(way: str, config: str, dtype: str, tokens: int) -> tuple[float, floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Peak memory of Trainer beside a forward pass.")
+    parser = new_parser(__doc__)
     parser.add_argument("--config", choices=CONFIGS, default="smollm2-135m", help="the shape of the model")
     parser.add_argument("--types", choices=("float32", "bfloat16"), nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=WAYS, help="beside the forward pass")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows: list[Row] = []
     for dtype in args.types:
-        found: dict[str, tuple[float, float]] = {}
-        for way in dict.fromkeys((FORWARD, *args.ways)):
-            found[way] = apart(measure, way, args.config, dtype, args.tokens)
-        rows += [
-            {
-                "way": way,
-                "type": dtype,
-                "GB": peak / 1e9,
-                "over the forward pass": peak / found[FORWARD][1],
-                "baseline, GB": baseline / 1e9,
-            }
-            for way, (baseline, peak) in found.items()
-        ]
+        ways = dict.fromkeys((FORWARD, *args.ways))
+        found = {way: apart(measure, way, args.config, dtype, args.tokens) for way in ways}
+        for way, (baseline, peak) in found.items():
+            row: Row = {"way": way, "type": dtype, "GB": peak / 1e9, "over the forward pass": peak / found[FORWARD][1]}
+            rows.append(row | {"baseline, GB": baseline / 1e9})
     show(f"the shape of {args.config}, 1 x {args.tokens} tokens, K = 4,096", rows, as_json=args.json)
 
 

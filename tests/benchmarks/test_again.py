@@ -1,8 +1,5 @@
 """A recorded run, done again: the same numbers, and a record that says another is found out."""
 
-import json
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,8 +11,7 @@ from fedkseed.paper.run_records import write_records
 from fedkseed.run.start_and_resume import start
 
 from ..conftest import recipe_text
-
-ROOT = Path(__file__).parents[2]
+from . import rows_of
 
 
 @pytest.mark.slow(seconds=54, guards="a changed record that passes for repeated")
@@ -25,16 +21,7 @@ def test_a_recorded_run_has_the_same_numbers_again_and_a_changed_record_is_named
     folder = tmp_path / "results" / "anything" / "tiny"
     folder.mkdir(parents=True)
     write_records(folder, [(RunOutcome.read(tmp_path / "first-seed-3", {}, 3), planned.table)])
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "again.py"),
-        str(folder),
-        "--model",
-        str(model_folder),
-        "--json",
-    ]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    (row,) = json.loads(done.stdout)["rows"]
+    (row,) = rows_of("again.py", folder, "--model", model_folder)
     assert (row["run"], row["rounds"], row["differ"]) == ("first-seed-3", 3, 0)
     assert row["numbers"] > 30
     rounds = (folder / "rounds.csv").read_text()
@@ -42,7 +29,6 @@ def test_a_recorded_run_has_the_same_numbers_again_and_a_changed_record_is_named
     columns = base.split(",")
     columns[head.split(",").index("loss")] = "1.5"
     (folder / "rounds.csv").write_text("\n".join([head, ",".join(columns), *rest]) + "\n")
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    (row,) = json.loads(done.stdout)["rows"]
-    assert (done.returncode, row["differ"]) == (1, 1)
+    (row,) = rows_of("again.py", folder, "--model", model_folder, status=1)
+    assert row["differ"] == 1
     assert row["in"].startswith("loss: 1 of 2, by at most 3e+00 of it, loss after 0: 1.5 on record, ")

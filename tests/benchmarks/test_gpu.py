@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from fedkseed.directions import FAMILIES, vectors
 from fedkseed.paper import tiny_model
 from fedkseed.wire.records import MAX_SCALARS
 
-ROOT = Path(__file__).parents[2]
+from . import FOLDER, command
+
 SMALL = "--device=cpu --types=float32 --weights=16384 --size=64 --tokens=16 --probes=2 --steps=1 --repeats=1"
 
 
@@ -28,9 +28,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def carry_out(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     """The status and the sections, by name, of the command; later arguments take the place of small ones."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--out", str(out), *SMALL.split(), *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    whole = command("gpu.py", "--out", out, *SMALL.split(), *arguments)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(FOLDER.parent / "src")}
+    done = subprocess.run(whole, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert out.exists(), done.stderr
     sections = json.loads(out.with_suffix(".json").read_text())["sections"]
     return done.returncode, {section["name"]: section for section in sections}

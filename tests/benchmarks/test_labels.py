@@ -2,10 +2,9 @@
 
 import json
 import subprocess
-import sys
-from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "labels.py"
+from . import command
+
 TASK = {
     "Definition": ["Say good or bad."],
     "Instances": [
@@ -19,7 +18,7 @@ TASK = {
 def test_a_row_has_its_label_as_category_and_rows_of_two_labels_are_left_out(tmp_path):
     task, output = tmp_path / "task.json", tmp_path / "rows.jsonl"
     task.write_text(json.dumps(TASK))
-    done = subprocess.run([sys.executable, SCRIPT, task, output], capture_output=True, text=True, check=True)
+    done = subprocess.run(command("labels.py", task, output), capture_output=True, text=True, check=True)
     assert "2 rows, labels bad, good" in done.stdout
     assert [json.loads(line) for line in output.read_text().splitlines()] == [
         {"instruction": "Say good or bad.\nSun.", "response": "good", "category": "good"},

@@ -3,9 +3,7 @@
 import csv
 import json
 import subprocess
-import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +12,7 @@ from fedkseed.recipe.reading import parse
 from fedkseed.run.store import Store
 
 from ..conftest import recipe_text, rows
-
-ROOT = Path(__file__).parents[2]
+from . import command
 
 
 @pytest.mark.slow(seconds=26, guards="halves of a run that begin with another model")
@@ -24,9 +21,8 @@ def test_second_halves_begin_where_the_first_ended(tmp_path, model_folder, data_
     lines |= {"algorithm": 'algorithm = "fedkseed-backprop"', "generated": "generated = 0\nevery = 1"}
     start(parse(tomllib.loads(recipe_text(model_folder, data_file, **lines))), tmp_path / "run")
     (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
-    options = ["--rounds", "2", "--data", str(tmp_path / "public.jsonl"), "--lr", "1e-5", "--output", str(tmp_path)]
-    command = [sys.executable, str(ROOT / "benchmarks" / "legs.py"), str(tmp_path / "run"), *options]
-    subprocess.run(command, check=True)
+    options = ["--rounds", 2, "--data", tmp_path / "public.jsonl", "--lr", 1e-5, "--output", tmp_path]
+    subprocess.run(command("legs.py", tmp_path / "run", *options), check=True)
     with (tmp_path / "legs.csv").open() as file:
         found = [(line["method"], int(line["rounds"]), float(line["loss"])) for line in csv.DictReader(file)]
     assert {(name, number) for name, number, _ in found} == {

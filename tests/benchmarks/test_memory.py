@@ -1,22 +1,16 @@
 """The benchmark of memory at the smallest size: rows of whole clients, each in a process of its own."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from . import rows_of
+
 ALL, PROMPT = "all weights, SGD (client of fedavg)", "prompt tuning, SGD (client of fedprompt)"
 
 
 @pytest.mark.slow(seconds=82, guards="a meter that misses gradients, weights or messages")
 def test_a_client_that_tunes_and_sends_all_weights_needs_more_than_one_that_tunes_a_prompt():
-    asked = ["--config", "tiny", "--tokens", "16", "--methods", ALL, PROMPT, "--json"]
-    command = [sys.executable, str(ROOT / "benchmarks" / "memory.py"), *asked]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = {(row["method"], row["type"]): row["GB"] for row in json.loads(done.stdout)["rows"]}
+    rows = rows_of("memory.py", "--config", "tiny", "--tokens", 16, "--methods", ALL, PROMPT)
+    found = {(row["method"], row["type"]): row["GB"] for row in rows}
     assert set(found) == {("inference", "bfloat16"), ("inference", "float32"), (ALL, "float32"), (PROMPT, "float32")}
     embedding, layers = 4096 * 256, 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512)
     weights = 2 * embedding + layers

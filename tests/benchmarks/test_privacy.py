@@ -4,7 +4,6 @@ import json
 import math
 import sys
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,9 @@ from scipy.stats import beta
 
 from fedkseed.secure.accounting import epsilon_of
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # a benchmark is a script, not a module
+from . import FOLDER
+
+sys.path.insert(0, str(FOLDER))  # a benchmark is a script, not a module
 
 import privacy
 

@@ -1,22 +1,13 @@
 """The benchmark of the error of scalars at a perturbation scale, on a tiny model."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 from ..conftest import recipe_text
-
-ROOT = Path(__file__).parents[2]
+from . import rows_of
 
 
 def test_the_error_of_a_scalar_grows_with_eps_and_is_larger_of_one_point(tmp_path, model_folder, data_file):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(recipe_text(model_folder, data_file, generated="generated = 0"))
-    command = [sys.executable, str(ROOT / "benchmarks" / "scalars.py"), str(recipe)]
-    options = ["--pairs", "4", "--eps", "1e-3", "1e-1", "--reference", "1e-4", "--json"]
-    done = subprocess.run([*command, *options], check=True, capture_output=True, text=True)
-    small, large = json.loads(done.stdout)["rows"]
+    small, large = rows_of("scalars.py", recipe, "--pairs", 4, "--eps", 1e-3, 1e-1, "--reference", 1e-4)
     assert (small["ε"], large["ε"]) == ("0.001", "0.1")
     assert small["two points: error"] < 0.01 < large["two points: error"]
     assert small["two points: error"] < small["one point: error"] < large["one point: error"]

@@ -1,22 +1,16 @@
 """The benchmark of Trainer's memory at the smallest size, each row in a process of its own."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from . import rows_of
+
 OURS, THEIRS = "Trainer, two points", "transformers' Trainer, AdamW"
 
 
 @pytest.mark.slow(seconds=28, guards="gradients or moments in the memory of two points")
 def test_two_points_hold_no_gradients_and_no_moments():
-    asked = ["--config", "tiny", "--types", "float32", "--tokens", "16", "--ways", OURS, THEIRS, "--json"]
-    command = [sys.executable, str(ROOT / "benchmarks" / "trainer.py"), *asked]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = {row["way"]: row["GB"] * 1e9 for row in json.loads(done.stdout)["rows"]}
+    asked = ["--config", "tiny", "--types", "float32", "--tokens", 16, "--ways", OURS, THEIRS]
+    found = {row["way"]: row["GB"] * 1e9 for row in rows_of("trainer.py", *asked)}
     assert set(found) == {"forward pass", OURS, THEIRS}
     weights = 2 * 4096 * 256 + 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512)
     assert found[OURS] > 0.9 * 4 * weights  # the model

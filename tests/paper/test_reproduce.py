@@ -58,11 +58,12 @@ def experiment(model_folder, data_file) -> Experiment:
 def counted(monkeypatch) -> list[Path]:
     """The directories of runs that were started."""
     started: list[Path] = []
-    monkeypatch.setattr(
-        reproducing,
-        "start",
-        lambda recipe, at, *rest, **options: (started.append(at), start(recipe, at, *rest, **options)),
-    )
+
+    def counting(recipe, at, *rest, **options):
+        started.append(at)
+        return start(recipe, at, *rest, **options)
+
+    monkeypatch.setattr(reproducing, "start", counting)
     return started
 
 
@@ -101,24 +102,39 @@ def given(experiment: Experiment) -> dict[str, str]:
     return {"model": experiment.models["tiny"]["model"]["name"]}
 
 
-def test_an_experiment_writes_its_table_and_figure_and_does_nothing_twice(experiment, tmp_path, counted):
-    folder = reproduce(Reproduction(experiment, tmp_path, given(experiment)))
+def reproduced(experiment: Experiment, output: Path, **options) -> Path:
+    """The folder with the table of an experiment whose runs are all done."""
+    folder = reproduce(Reproduction(experiment, output, given(experiment), **options))
     assert folder is not None
+    return folder
+
+
+def clone(folder: Path, to: Path) -> Path:
+    """A folder of the same experiment with the records alone."""
+    there = to / Path(*folder.parts[-2:])
+    there.mkdir(parents=True)
+    for name in ("runs.json", "rounds.csv"):
+        shutil.copy(folder / name, there)
+    return there
+
+
+def test_an_experiment_writes_its_table_and_figure_and_does_nothing_twice(experiment, tmp_path, counted):
+    folder = reproduced(experiment, tmp_path)
     assert {path.name for path in folder.iterdir()} >= FILES
     assert len(counted) == 4
     about = json.loads((folder / "about.json").read_text())
     assert sorted(about["runs"]) == sorted(path.name for path in counted)
     first = (folder / "table.csv").read_bytes(), (folder / "figure.svg").read_bytes()
-    reproduce(Reproduction(experiment, tmp_path, given(experiment)))
+    reproduced(experiment, tmp_path)
     assert len(counted) == 4
     assert ((folder / "table.csv").read_bytes(), (folder / "figure.svg").read_bytes()) == first
 
     marginal = replace(experiment, name="figure-11", output="marginal")
-    assert reproduce(Reproduction(marginal, tmp_path, given(experiment))) is not None
+    reproduced(marginal, tmp_path)
     assert len(counted) == 4  # shared
 
     lr = {"fedkseed": 2 * experiment.lr["fedkseed"]}
-    reproduce(Reproduction(replace(experiment, lr=lr), tmp_path, given(experiment), only="K 16"))
+    reproduced(replace(experiment, lr=lr), tmp_path, only="K 16")
     assert len(counted) == 6  # changed, so run anew beside the old ones
     assert len(set(counted)) == 6
 
@@ -133,8 +149,7 @@ def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp
         choose={"axis": "training.lr", "seeds": 1},
         recipe=merge(experiment.recipe, {"evaluation": {"metrics": ["accuracy"]}}),
     )
-    folder = reproduce(Reproduction(searched, tmp_path, given(experiment)))
-    assert folder is not None
+    folder = reproduced(searched, tmp_path)
     drawn = {name: (folder / name).read_bytes() for name in ("table.md", "table.csv", "by-round.md", "figure.svg")}
     records = json.loads((folder / "runs.json").read_text())
     assert len(records["runs"]) == 4
@@ -147,10 +162,7 @@ def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp
     assert len(by_run) == 4 * 3
     for run in rows(folder / "runs.csv"):
         assert float(by_run[run["run"], "2"]["loss"]) == float(run["loss after"])
-    alone = tmp_path / "clone" / searched.name / searched.scale
-    alone.mkdir(parents=True)
-    for name in ("runs.json", "rounds.csv"):
-        (alone / name).write_bytes((folder / name).read_bytes())
+    alone = clone(folder, tmp_path / "clone")
     started = len(counted)
     assert redraw(searched, tmp_path / "clone") == alone
     assert all(run["memory"] == 5_000_000 for run in records["runs"])
@@ -174,16 +186,10 @@ def test_runs_on_record_are_not_done_again_where_their_recipe_is_the_same(experi
         axes=experiment.axes | {"directions.size": [16], "training.lr": [1e-4, 2e-4]},
         choose={"axis": "training.lr", "seeds": 1},
     )
-    places = given(experiment)
-    whole = reproduce(Reproduction(searched, tmp_path / "first", places))
-    assert whole is not None
+    whole = reproduced(searched, tmp_path / "first")
     assert len(counted) == 4  # two trials, two seeds
-    clone = tmp_path / "clone" / searched.name / searched.scale
-    clone.mkdir(parents=True)
-    for name in ("runs.json", "rounds.csv"):
-        shutil.copy(whole / name, clone)
-    again = reproduce(Reproduction(searched, tmp_path / "second", places, records=tmp_path / "clone"))
-    assert again is not None
+    clone(whole, tmp_path / "clone")
+    again = reproduced(searched, tmp_path / "second", records=tmp_path / "clone")
     assert len(counted) == 4
     for name in ("table.csv", "rounds.csv", "runs.json", "figure.svg"):
         assert (again / name).read_bytes() == (whole / name).read_bytes()
@@ -191,13 +197,12 @@ def test_runs_on_record_are_not_done_again_where_their_recipe_is_the_same(experi
     assert runs[0] == runs[1]
 
     more = replace(searched, name="more", axes=searched.axes | {"directions.size": [16, 64]})
-    grown = reproduce(Reproduction(more, tmp_path / "third", places, records=tmp_path / "clone"))
-    assert grown is not None
+    grown = reproduced(more, tmp_path / "third", records=tmp_path / "clone")
     assert len(counted) == 8  # those of K = 64 alone
     small, large = rows(grown / "table.csv")
     assert small["loss after, mean"] == rows(whole / "table.csv")[0]["loss after, mean"] != large["loss after, mean"]
     with pytest.raises(FedKSeedError, match="has no records of runs at the scale tiny"):
-        reproduce(Reproduction(searched, tmp_path / "fourth", places, records=tmp_path / "nowhere"))
+        reproduced(searched, tmp_path / "fourth", records=tmp_path / "nowhere")
 
 
 def test_a_basis_is_made_of_public_text_once_and_named_in_the_results(experiment, data_file, tmp_path, counted):
@@ -210,16 +215,14 @@ def test_a_basis_is_made_of_public_text_once_and_named_in_the_results(experiment
         bases={"$basis": {"scaled": False, "examples": 4}},
         lr={"informed": 1e-3},
     )
-    places = given(experiment)
     with pytest.raises(FedKSeedError, match="give --basis, or --public, the text to make it of"):
-        reproduce(Reproduction(wanted, tmp_path, places))
+        reproduced(wanted, tmp_path)
     missing = tmp_path / "missing.safetensors"
     with pytest.raises(FedKSeedError, match=r"missing\.safetensors"):
-        reproduce(Reproduction(wanted, tmp_path, places | {"basis": str(missing)}))
+        reproduce(Reproduction(wanted, tmp_path, given(experiment) | {"basis": str(missing)}))
     assert not missing.exists()
     counted.clear()
-    folder = reproduce(Reproduction(wanted, tmp_path, places, public=str(data_file)))
-    assert folder is not None
+    folder = reproduced(wanted, tmp_path, public=str(data_file))
     path = tmp_path / "bases" / "tiny" / "figure-7" / "basis.safetensors"
     (basis,) = json.loads((folder / "about.json").read_text())["bases"]
     made = load_basis(path)
@@ -228,33 +231,28 @@ def test_a_basis_is_made_of_public_text_once_and_named_in_the_results(experiment
     runs = read_records(folder)
     assert all(basis["digest"] in (run.digests or {})["directions"] for run in runs)
     written = path.stat().st_mtime_ns
-    reproduce(Reproduction(wanted, tmp_path, places, public=str(data_file)))
+    reproduced(wanted, tmp_path, public=str(data_file))
     assert (path.stat().st_mtime_ns, len(counted)) == (written, 2)
-    again = reproduce(Reproduction(wanted, tmp_path / "again", places, public=str(data_file), records=tmp_path))
-    assert again is not None
+    again = reproduced(wanted, tmp_path / "again", public=str(data_file), records=tmp_path)
     assert (again / "table.csv").read_bytes() == (folder / "table.csv").read_bytes()
     assert len(counted) == 2
     other = replace(wanted, bases={"$basis": {"scaled": True, "examples": 4}})
-    with pytest.raises(
-        FedKSeedError, match=rf"record of .*{made.digest().hex()}.*has the digest .* leave out --records"
-    ):
-        reproduce(Reproduction(other, tmp_path / "other", places, public=str(data_file), records=tmp_path))
+    refused = rf"record of .*{made.digest().hex()}.*has the digest .* leave out --records"
+    with pytest.raises(FedKSeedError, match=refused):
+        reproduced(other, tmp_path / "other", public=str(data_file), records=tmp_path)
 
 
 def test_records_of_another_model_or_other_data_are_refused(experiment, tmp_path, counted):
     one = replace(experiment, axes=experiment.axes | {"directions.size": [16]}, seeds=1)
-    whole = reproduce(Reproduction(one, tmp_path / "first", given(experiment)))
-    assert whole is not None
+    whole = reproduced(one, tmp_path / "first")
     for what in ("a base model of digest", "data of digest"):
-        clone = tmp_path / what.split()[0] / one.name / one.scale
-        clone.mkdir(parents=True)
-        shutil.copy(whole / "rounds.csv", clone)
+        records = tmp_path / what.split()[0]
         tree = json.loads((whole / "runs.json").read_text())
         tree["runs"][0]["digests"][what] = "0" * 64
-        (clone / "runs.json").write_text(json.dumps(tree))
+        (clone(whole, records) / "runs.json").write_text(json.dumps(tree))
         both = replace(one, axes=one.axes | {"directions.size": [16, 64]})
         with pytest.raises(FedKSeedError, match=f"has {what} .*runs of one experiment need the same"):
-            reproduce(Reproduction(both, tmp_path / "second", given(experiment), records=clone.parents[1]))
+            reproduced(both, tmp_path / "second", records=records)
 
 
 def test_the_memory_of_a_method_does_not_depend_on_a_heavy_one_before_it(experiment, tmp_path):
@@ -288,8 +286,7 @@ def test_the_memory_of_a_method_does_not_depend_on_a_heavy_one_before_it(experim
 def test_the_table_holds_means_and_standard_deviations_over_seeds(experiment, tmp_path):
     evaluation = experiment.recipe["evaluation"] | {"metrics": ["rouge", "accuracy"]}
     experiment = replace(experiment, recipe=experiment.recipe | {"evaluation": evaluation})
-    folder = reproduce(Reproduction(experiment, tmp_path, given(experiment)))
-    assert folder is not None
+    folder = reproduced(experiment, tmp_path)
     runs = rows(folder / "runs.csv")
     assert len(rows(folder / "table.csv")) == 2
     assert "choice" not in (folder / "table.csv").read_text()  # not measured
@@ -321,10 +318,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(experiment, tmp_path):
     with Store.create(job.directory, job.recipe.to_toml()) as store, pytest.raises(StopError):
         work(store, Stopping(job.recipe).federation)
     assert job.outcome() is None
-    stopped = reproduce(Reproduction(few, tmp_path / "stopped", given(few)))
-    whole = reproduce(Reproduction(few, tmp_path / "whole", given(few)))
-    assert stopped is not None
-    assert whole is not None
+    stopped, whole = (reproduced(few, tmp_path / name) for name in ("stopped", "whole"))
     assert untimed(stopped / "table.csv") == untimed(whole / "table.csv")
 
 
@@ -336,8 +330,7 @@ def test_the_base_model_is_scored_once_a_seed(experiment, tmp_path, monkeypatch)
         return whole(self, state, what, write)
 
     monkeypatch.setattr(WithModel, "evaluate", evaluate)
-    folder = reproduce(Reproduction(experiment, tmp_path, given(experiment)))
-    assert folder is not None
+    folder = reproduced(experiment, tmp_path)
     runs = rows(folder / "runs.csv")
     assert len(runs) == 4
     assert sum(what.endswith("round 0") for what in scored) == 2
@@ -348,7 +341,7 @@ def test_the_base_model_is_scored_once_a_seed(experiment, tmp_path, monkeypatch)
 def test_parts_share_the_runs_and_a_last_call_collects_them(experiment, tmp_path, counted):
     assert reproduce(Reproduction(experiment, tmp_path, given(experiment), part=(1, 2))) is None
     assert len(counted) == 2
-    assert reproduce(Reproduction(experiment, tmp_path, given(experiment), part=(2, 2))) is not None  # nothing is left
+    reproduced(experiment, tmp_path, part=(2, 2))  # nothing is left
     assert len(counted) == 4
 
 
@@ -360,8 +353,7 @@ def test_the_best_value_is_chosen_on_seeds_of_its_own(experiment, tmp_path, coun
         axes=experiment.axes | {"training.lr": [1e-3, 1.0]},
         choose={"axis": "training.lr", "seeds": 1, "recipe": {"evaluation": {"generated": 0}}},
     )
-    folder = reproduce(Reproduction(chosen, tmp_path, given(experiment)))
-    assert folder is not None
+    folder = reproduced(chosen, tmp_path)
     written = [load_recipe(at / "recipe.toml").evaluation.generated for at in counted]
     assert written == [0] * 4 + [2] * 4  # trials leave out what the choice needs not
     trials = [RunOutcome.read(at, {}, 2) for at in counted if load_recipe(at / "recipe.toml").seed == 2]
@@ -386,8 +378,7 @@ def test_each_method_is_searched_and_its_difference_to_fedmezo_is_paired_by_seed
         choose={"axis": "variant", "seeds": 1},
         seeds=2,
     )
-    folder = reproduce(Reproduction(searched, tmp_path, given(experiment)))
-    assert folder is not None
+    folder = reproduced(searched, tmp_path)
     records = json.loads((folder / "runs.json").read_text())
     tried = {(trial["axes"]["method"], trial["axes"]["variant"]) for trial in records["searched"]}
     assert ("fedavg", "mid") in tried
@@ -413,8 +404,7 @@ def test_a_table_along_rates_does_without_those_whose_runs_end_with_an_error(exp
         recipe=experiment.recipe | {"trust": {"guard": 0.05}},
         seeds=1,
     )
-    folder = reproduce(Reproduction(rates, tmp_path, given(experiment)))
-    assert folder is not None
+    folder = reproduced(rates, tmp_path)
     assert [row["η"] for row in rows(folder / "table.csv")] == ["0.001"]
     written = (folder / "table.md").read_bytes()
     assert "No result: η 30, seed 0." in written.decode()
@@ -422,7 +412,7 @@ def test_a_table_along_rates_does_without_those_whose_runs_end_with_an_error(exp
     assert (folder / "table.md").read_bytes() == written
     hopeless = replace(rates, axes=rates.axes | {"training.lr": [30.0, 60.0]})
     with pytest.raises(FedKSeedError, match="all runs of figure-7 ended with an error"):
-        reproduce(Reproduction(hopeless, tmp_path, given(experiment)))
+        reproduced(hopeless, tmp_path)
 
 
 def test_a_trial_that_another_process_works_on_is_not_taken_for_one_that_failed(experiment, tmp_path, counted):
@@ -437,7 +427,7 @@ def test_a_trial_that_another_process_works_on_is_not_taken_for_one_that_failed(
         Store.create(busy.directory, busy.recipe.to_toml()),
         pytest.raises(FedKSeedError, match="another process is working on"),
     ):
-        reproduce(Reproduction(searched, tmp_path, given(searched)))
+        reproduced(searched, tmp_path)
     assert len(counted) == 1  # the trial before it
 
 
@@ -450,7 +440,7 @@ def test_a_search_of_which_no_value_ends_is_refused(experiment, tmp_path):
         recipe=experiment.recipe | {"trust": {"guard": 0.05}},
     )
     with pytest.raises(FedKSeedError, match=r"no value of training.lr ended with a loss; give it smaller ones"):
-        reproduce(Reproduction(hopeless, tmp_path, given(experiment)))
+        reproduced(hopeless, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -474,17 +464,13 @@ def test_every_output_can_be_made(experiment, runs_of_pro, tmp_path, output, opt
     axes = experiment.axes | {"method": ["fedkseed-pro"], "training.eps": [1e-3]}
     wanted = replace(experiment, output=output, options=options, axes=axes)
     (runs_of_pro / "figure-7" / "tiny" / "figure.png").unlink(missing_ok=True)
-    folder = reproduce(Reproduction(wanted, runs_of_pro, given(experiment)))
-    assert folder is not None
+    folder = reproduced(wanted, runs_of_pro)
     assert (folder / "figure.png").is_file() == (output != "scores")
     drawn = {path.name: path.read_bytes() for path in folder.glob("table.*")}
     assert len(drawn) == 2
-    clone = tmp_path / folder.relative_to(runs_of_pro)
-    clone.mkdir(parents=True)
-    for name in ("runs.json", "rounds.csv"):
-        shutil.copy(folder / name, clone)
+    alone = clone(folder, tmp_path)
     redraw(wanted, tmp_path)
-    assert {name: (clone / name).read_bytes() for name in drawn} == drawn
+    assert {name: (alone / name).read_bytes() for name in drawn} == drawn
 
 
 def test_the_command_lists_and_makes_measured_experiments(tmp_path):
@@ -499,10 +485,8 @@ def test_the_command_lists_and_makes_measured_experiments(tmp_path):
 
 def outcome(seed: int, *losses: float) -> RunOutcome:
     rounds = range(len(losses))
-    clock = {done: 10.0 * done for done in rounds}
-    return RunOutcome(
-        {}, seed, dict(enumerate(losses)), {}, 1, 1, clock, {done: 3.0 * done for done in rounds}, 0, Path()
-    )
+    clock, virtual = ({done: seconds * done for done in rounds} for seconds in (10.0, 3.0))
+    return RunOutcome({}, seed, dict(enumerate(losses)), {}, 1, 1, clock, virtual, 0, Path())
 
 
 def test_spread_is_over_seeds_and_absent_where_a_run_lacks_the_measure():
@@ -552,9 +536,7 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
     assert one["after 20 steps"] == "-0.200 ± 0.000"
     assert other["minus the reference"] == "-2.250 ± 0.250"
     assert one["minus the reference"] is None
-    ended, longer = summary(
-        Comparison.of(experiment, [*slow, *fast])
-    ).rows  # at the end of each, of two rounds and of three
+    ended, longer = summary(shown).rows  # at the end of each, of two rounds and of three
     assert (ended.get("minus FedKSeed"), longer["minus FedKSeed"]) == (None, "-2.2500 ± 0.2500")
     assert other["times as fast"] == "20 to 40"
     rival = replace(experiment, options=experiment.options | {"rival": "fedkseed-plus"})
@@ -568,9 +550,7 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
     assert second["FedKSeed"] == "-0.750 ± 0.250"
     assert second["FedKSeed minus FedKSeed-Plus"] == "+1.250 ± 0.250"
     assert first["FedKSeed minus FedKSeed-Plus"] == "+0.800 ± 0.000"
-    assert (
-        by_round(Comparison.of(experiment, [*slow, *fast])).rows[1]["FedKSeed-Plus minus FedKSeed"] == "-1.250 ± 0.250"
-    )
+    assert by_round(shown).rows[1]["FedKSeed-Plus minus FedKSeed"] == "-1.250 ± 0.250"
     assert by_round(Comparison.of(replace(experiment, options={}), slow)) is None
     virtual = replace(experiment, options=experiment.options | {"clock": "virtual"})
     assert speed(Comparison.of(virtual, [*slow, *fast])).rows[1]["units of time"] == 9.0
@@ -591,11 +571,8 @@ def test_table_2_has_differences_to_the_rival_for_each_data_set_paired_by_seed()
     ]
     outcomes = [replace(run, axes=run.axes | {"model": "stories15M", "variant": "mid"}) for run in outcomes]
     base, mezo, it, kseed = scores(Comparison.of(experiment, outcomes)).rows
-    assert base == {
-        "approach": "no tuning",
-        "Dolly, α = 0.5": Spread(9.0, 0.0, 2),
-        "Dolly, α = 5.0": base["Dolly, α = 5.0"],
-    }
+    untuned = Spread(9.0, 0.0, 2)
+    assert base == {"approach": "no tuning", "Dolly, α = 0.5": untuned, "Dolly, α = 5.0": untuned}
     assert kseed["Dolly, α = 0.5 minus FedIT"] == "-3.0 ± 1.0"
     assert kseed["Dolly, α = 5.0 minus FedIT"] == "+1.5 ± 0.5"
     assert kseed["Dolly, α = 5.0 minus FedMeZO"] == "+2.5 ± 0.5"
@@ -620,9 +597,8 @@ def test_a_run_is_shared_by_experiments_that_call_it_differently(tmp_path):
     given = {"model": "owner/model"}
     fixed = [{"method": "fedzo", "variant": "mid"}]
     (job,) = make_jobs(Reproduction(one, tmp_path, given), seeds=[0], fixed=fixed)
-    named_otherwise = job.directory.with_name(
-        f"something-else{job.directory.name[job.directory.name.index('-seed-') :]}"
-    )
+    end = job.directory.name[job.directory.name.index("-seed-") :]
+    named_otherwise = job.directory.with_name(f"something-else{end}")
     named_otherwise.mkdir(parents=True)
     (again,) = make_jobs(Reproduction(other, tmp_path, given), seeds=[0], fixed=fixed)
     assert again.directory == named_otherwise

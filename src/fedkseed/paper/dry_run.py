@@ -77,20 +77,12 @@ def _row(
         runs = experiment.seeds / len(experiment.plan([0], others)) + choice.seeds
     down, up = _bytes_of(method, sizes, table, cohort)
     return {
-        "run": experiment.label(planned.axes),
-        "weights": sizes.weights,
-        "trainable": trainable(method, sizes),
-        "clients a round": cohort,
-        "rounds": rounds,
-        "local steps": steps,
-        "bytes down": down,
-        "bytes up": up,
+        "run": experiment.label(planned.axes), "weights": sizes.weights, "trainable": trainable(method, sizes),
+        "clients a round": cohort, "rounds": rounds, "local steps": steps, "bytes down": down, "bytes up": up,
         "bytes of a run": None if down is None or up is None else (down + up) * cohort * rounds,
-        "forward passes": forward,
-        "backward passes": backward,
-        "seeds": experiment.seeds,
+        "forward passes": forward, "backward passes": backward, "seeds": experiment.seeds,
         "hours, all seeds": (forward + 2 * backward) * pass_seconds * runs / 3600,
-    }
+    }  # fmt: skip
 
 
 def _bytes_of(method: str, sizes: Architecture, table: Tree, cohort: int) -> tuple[int | None, int | None]:

@@ -33,12 +33,8 @@ SCALES = ("tiny", "stories", "small", "full")
 # Axes whose values are names of tables -> the field with those tables.
 NAMED = {"dataset": "datasets", "model": "models", "method": "methods", "variant": "variants"}
 LETTERS = {
-    "directions.size": "K",
-    "training.lr": "η",
-    "training.eps": "ε",
-    "clients.count": "N",
-    "clients.active": "m/N",
-}
+    "directions.size": "K", "training.lr": "η", "training.eps": "ε", "clients.count": "N", "clients.active": "m/N",
+}  # fmt: skip
 COMMON = "common"
 
 

@@ -175,10 +175,7 @@ def _run_of(folder: Path, run: Mapping[str, Any], rows: Sequence[Mapping[str, st
     metrics = [name for name in rows[0] if name not in ("run", "done", *SERIES)]
     return RunOutcome(
         directory=folder / run["run"],  # of which only the name is there
-        loss=column("loss"),
-        rouge=column("rouge"),
-        clock=column("clock"),
-        virtual=column("virtual"),
+        **{name: column(name) for name in SERIES},
         metrics={name: column(name) for name in metrics if not name.startswith(HELD_OUT)},
         scores={name.removeprefix(HELD_OUT): column(name) for name in metrics if name.startswith(HELD_OUT)},
         **{name: run[name] for name in RUN_FIELDS},
