@@ -1,7 +1,9 @@
 """Commands that look at runs and tuned models: lists, reports, checks, evaluations, answers, and the way back."""
 
 import sys
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +11,7 @@ from typer import Argument, Option
 
 from ..errors import FedKSeedError
 from ..report.bars import Bars
-from ..report.terminal import console, own_bars_alone, print_json, say
+from ..report.terminal import QUIET, console, print_json, say, shown_level
 from .options import AdapterFile, BaseModel, Changes, Directory, Json, RecipeFile
 
 
@@ -213,7 +215,7 @@ def eval(
         from ..tuned.lm_eval import scores as evaluate
         from ..tuned.load import open_tuned
 
-        with own_bars_alone():
+        with redirect_stderr(StringIO()) if shown_level.get() == QUIET else nullcontext():  # for the harness's own bars
             scores = evaluate(
                 open_tuned(tuned, model), _split(tasks),
                 own=tasks_from, shots=shots, examples=examples, as_tuned=as_tuned, beside_base=beside_base,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..recipe.rules import Where
     from ..recipe.schema import Recipe
 
+PACKAGES = ("cryptography", "httpx", "starlette", "uvicorn")
 Certs = Annotated[Path, Option(help="The directory that `fedkseed certs` has made.")]
 Host = Annotated[str, Option(help="Address to listen on; 0.0.0.0 for clients on other machines.")]
 Port = Annotated[int, Option(help="The port that clients connect to.", min=1, max=65535)]
@@ -83,10 +84,6 @@ def prepare() -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
-def _require_https() -> None:
-    require_packages("HTTPS", "cryptography", "httpx", "starlette", "uvicorn")
-
-
 def _address(host: str, port: int, tls: bool, strangers: float, page: "Page | None" = None) -> "Address":
     """The place at which a server listens; without a certificate on this machine alone."""
     from ..network.https.server import Address
@@ -115,7 +112,7 @@ def serve(
     stopped or killed at any moment: the same command goes on from the last finished round. docs/session.md has all
     requests that a client can make.
     """
-    _require_https()
+    require_packages("HTTPS", *PACKAGES)
     if model_files and not page:
         raise FedKSeedError("--model-files are for the page: add --page, or leave them out")
     from ..network.https.browser_page import Page
@@ -152,7 +149,7 @@ def shard(
     among its clients' keys; it sees sums of a shard's clients in place of uploads, and ends with the digest that it
     would have if the same uploads came to it. No recipe, model or data is needed here (docs/operations.md).
     """
-    _require_https()
+    require_packages("HTTPS", *PACKAGES)
     from ..network.https.shard import run
 
     address = _address(host, port, tls, strangers)
@@ -192,7 +189,7 @@ def join(
     has every recipe that was asked for. A lost connection is made again, also after this command was killed and called
     again.
     """
-    _require_https()
+    require_packages("HTTPS", *PACKAGES)
     from ..network.https.join import HttpsClient, WorkerDesk
     from ..network.protocol.client.recipe_consent import OwnerSettings, owner_of
 
@@ -251,7 +248,7 @@ def peer(
     The command may be stopped or killed at any moment: the same command goes on. Uploads are not masked: each peer sees
     those of all others (docs/peers.md).
     """  # noqa: D301 — click keeps the lines after a \b as they are
-    _require_https()
+    require_packages("HTTPS", *PACKAGES)
     from ..network.peers.peer import PeerFiles, run
     from ..network.protocol.client.recipe_consent import owner_of
     from ..recipe.reading import own_recipe

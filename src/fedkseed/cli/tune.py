@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -47,7 +46,7 @@ def run(
         with Bars(0) as bars:
             costs = forecast(parsed, bars)
         if as_json:
-            print_json(asdict(costs) | {"bytes_of_a_run": costs.bytes_of_a_run, "seconds": costs.seconds})
+            print_json(costs)
         else:
             print_forecast(costs)
         return

@@ -40,16 +40,8 @@ class Forecast:
     step_seconds: float
     evaluations: int
     evaluation_seconds: float  # of one evaluation; written answers are not counted
-
-    @property
-    def bytes_of_a_run(self) -> int:
-        """All bytes between server and clients."""
-        return self.rounds * self.cohort * (self.bytes_down + self.bytes_up)
-
-    @property
-    def seconds(self) -> float:
-        """The time of a run, with one client at a time."""
-        return self.rounds * self.cohort * self.steps * self.step_seconds + self.evaluations * self.evaluation_seconds
+    bytes_of_a_run: int  # between server and clients
+    seconds: float  # of a run, with one client at a time
 
 
 def forecast(recipe: Recipe, progress: Progress | None = None) -> Forecast:
@@ -65,7 +57,9 @@ def forecast(recipe: Recipe, progress: Progress | None = None) -> Forecast:
     cohort, every = simulation.cohort(0), recipe.evaluation.every
     down, up = _bytes(simulation, cohort)
     step_seconds, evaluation_seconds = _step_seconds(simulation, cohort[0]), _evaluation_seconds(simulation)
-    sizes = sorted(len(share) for share in shares.clients)
+    sizes, steps = sorted(len(share) for share in shares.clients), simulation.steps(cohort[0])
+    evaluations = 2 + ((recipe.training.rounds - 1) // every if every else 0)
+    turns = recipe.training.rounds * len(cohort)  # of clients, in all rounds
     return Forecast(
         algorithm=recipe.training.algorithm,
         weights=simulation.setup.weights.layout.size,
@@ -76,13 +70,15 @@ def forecast(recipe: Recipe, progress: Progress | None = None) -> Forecast:
         too_long=shares.too_long,
         rounds=recipe.training.rounds,
         cohort=len(cohort),
-        steps=simulation.steps(cohort[0]),
+        steps=steps,
         bytes_down=down,
         bytes_up=up,
         peak_memory=peak_memory(),
         step_seconds=step_seconds,
-        evaluations=2 + ((recipe.training.rounds - 1) // every if every else 0),
+        evaluations=evaluations,
         evaluation_seconds=evaluation_seconds,
+        bytes_of_a_run=turns * (down + up),
+        seconds=turns * steps * step_seconds + evaluations * evaluation_seconds,
     )
 
 

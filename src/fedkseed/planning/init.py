@@ -171,7 +171,7 @@ def draft(data: DataSummary, model: str, task: str, algorithm: str, clients: int
         "\n[clients]",
         f"split = {_toml(split)} # {splits[split]}",
         *([] if split in ("files", "column") else [f"count = {count}"]),
-        *([] if named else _owners_as_clients(data)),
+        *(_owners_as_clients(*data.owners, data.columns) if data.owners and not named else []),
         f"cohort = {min(4, count)} # clients of a round",
         *(["alpha = 0.5 # smaller is more uneven"] if split == "dirichlet" else []),
         "min_examples = 1",
@@ -213,17 +213,14 @@ def _training(algorithm: str) -> list[str]:
     ]
 
 
-def _owners_as_clients(data: DataSummary) -> list[str]:
+def _owners_as_clients(column: str, count: int, named: dict[str, str]) -> list[str]:
     """Comment lines that propose a column as the clients."""
-    if data.owners is None:
-        return []
-    column, count = data.owners
-    columns = data.columns | ({"client": column} if normalised(column) != "client" else {})
+    columns = named | ({"client": column} if normalised(column) != "client" else {})
     return [
         f"# The column {column!r} has {count} values, each in several rows: are they the parties that hold the rows?",
         "# Then, in place of split and count:",
         '# split = "column"',
-        *([f"# and in [data]: columns = {_toml(columns)}"] if columns != data.columns else []),
+        *([f"# and in [data]: columns = {_toml(columns)}"] if columns != named else []),
     ]
 
 

@@ -5,10 +5,9 @@ import math
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, is_dataclass
-from io import StringIO
 from typing import Any
 
 from rich.console import Console
@@ -28,13 +27,6 @@ def showing(level: int, as_json: bool = False) -> Iterator[None]:
     finally:
         console.stderr = before
         shown_level.reset(token)
-
-
-@contextmanager
-def own_bars_alone() -> Iterator[None]:
-    """Hide the bars that another library shows on stderr, where no progress is wanted."""
-    with redirect_stderr(StringIO()) if shown_level.get() == QUIET else nullcontext():
-        yield
 
 
 def say(text: str) -> None:
