@@ -140,7 +140,7 @@ def test_a_run_that_diverges_is_ended_with_the_best_model_and_a_code_of_its_own(
     ("change", "message"),
     [
         ({"rounds": "roundz = 3"}, "did you mean 'rounds'"),
-        ({"alpha": "alpha = -0.5"}, "alpha must be greater than 0"),
+        ({"alpha": "alpha = -0.5"}, "alpha: input should be greater than 0, got -0.5"),
         ({"count": "count = 2000", "cohort": "cohort = 1"}, "use fewer clients or more data"),
         ({"size": "size = 100"}, "the next one is 128"),
         ({"name": 'name = "/no/model"'}, "no model at /no/model"),
