@@ -94,18 +94,13 @@ def test_a_broken_link_is_refused(site, tmp_path, link):
 
 def test_files_that_pages_link_to_are_copied_and_folders_listed(tmp_path):
     root = tmp_path / "root"
-    for name, text in {
+    texts = {
         "README.md": "[a](docs/a.md) [x](recipes/x.toml) [web](https://example.org/nothing)",
-        "CONTRIBUTING.md": "",
-        "CHANGELOG.md": "",
         "docs/a.md": "[notes](../notes/one.md#here) [all](../recipes)\n```\n[no](../secret.txt)\n```\n",
-        "notes/one.md": "![picture](one.svg)",
-        "notes/one.svg": "<svg/>",
-        "notes/other.md": "nobody links here",
-        "recipes/x.toml": "",
-        "recipes/y.toml": "",
-        "secret.txt": "",
-    }.items():
+        "notes/one.md": "![picture](one.svg)", "notes/one.svg": "<svg/>", "notes/other.md": "nobody links here",
+        **dict.fromkeys(("CONTRIBUTING.md", "CHANGELOG.md", "recipes/x.toml", "recipes/y.toml", "secret.txt"), ""),
+    }  # fmt: skip
+    for name, text in texts.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     collect(tmp_path / "pages", root)

@@ -79,13 +79,13 @@ def test_llama_cpp_answers_for_both_models_in_the_order_in_which_they_are_named(
     assert all((folder / name).is_file() for name in files)
 
 
-def departments(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(EXAMPLES / "departments.py"), *([str(folder)] if folder != Path() else [])]
+def example(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_each_department_has_64_different_requests_for_each_of_three_desks(tmp_path):
-    assert departments(tmp_path / "made").returncode == 0
+    assert example("departments.py", tmp_path / "made").returncode == 0
     seen: Counter[str] = Counter()
     for name in DEPARTMENTS:
         with (tmp_path / "made" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
@@ -99,16 +99,15 @@ def test_each_department_has_64_different_requests_for_each_of_three_desks(tmp_p
 
 def test_files_that_are_there_are_not_written_over(tmp_path):
     (tmp_path / "it.csv").write_text("mine")
-    done = departments(tmp_path)
+    done = example("departments.py", tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip() == f"{tmp_path / 'it.csv'} is there already; name another folder"
     assert [path.name for path in tmp_path.iterdir()] == ["it.csv"]
     assert (tmp_path / "it.csv").read_text() == "mine"
-    assert "one folder is expected" in departments(Path()).stderr
+    assert "one folder is expected" in example("departments.py").stderr
 
 
 def test_a_question_without_a_file_is_refused():
-    command = [sys.executable, str(EXAMPLES / "ask.py"), "Who repairs my laptop?"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = example("ask.py", "Who repairs my laptop?")
     assert done.returncode == 1
     assert done.stderr.startswith("a question and files are expected")

@@ -1,4 +1,1 @@
-"""The experiments of the paper, repeated with this package by `fedkseed reproduce`.
-
-Qin et al., 2024, https://arxiv.org/abs/2312.06353
-"""
+"""The experiments of Qin et al., 2024 (https://arxiv.org/abs/2312.06353), repeated by `fedkseed reproduce`."""

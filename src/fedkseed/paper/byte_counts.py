@@ -5,8 +5,6 @@ The cells of Table 3 come out exactly with these conventions, which the paper's 
 - FedAvg, FedZO and FedMeZO count 4 bytes a weight in all, that is 16 bits both ways or 32 bits one way, although the
   text says 32 bits in both directions;
 - adapters and prompts count 32 bits both ways, 8 bytes a trainable weight.
-
-Qin et al., 2024, https://arxiv.org/abs/2312.06353
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """Bases of an experiment's informed directions, made of public text where no file is given.
 
 An experiment's table `bases` has a row for each place of a basis in its recipes, `$basis` or `$basis/NAME`: whether it
-is scaled, how many examples it is made of, and its data where that ships with the package. One command then makes all
-that a table of the experiment needs.
+is scaled, how many examples it is made of, and its data where that ships with the package.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,11 +25,7 @@ EXAMPLES = 64  # that a basis is made of, where the experiment says no other num
 def with_basis_place(
     experiment: Experiment, output: Path, given: Mapping[str, str], public: str | None
 ) -> Mapping[str, str]:
-    """The paths given, and the one for `$basis` where the experiment's bases can be made: a folder, or its one file.
-
-    Raises:
-        FedKSeedError: there is public data, and a basis is given as well, or the experiment makes none.
-    """
+    """The paths given, and the one for `$basis` where the experiment's bases can be made: a folder, or its one file."""
     if public is not None and BASIS_PLACE in given:
         raise FedKSeedError("give --basis, a basis that is there, or --public, the text to make one of, not both")
     if public is not None and not experiment.bases:
@@ -44,21 +39,14 @@ def with_basis_place(
 
 
 def make_bases(experiment: Experiment, given: Mapping[str, str], public: str | None) -> None:
-    """Make the bases whose files are not there, each for the recipe of the first run along it, in float32.
-
-    Args:
-        public: public instruction data, for bases without data of their own; see `planning.make_basis.basis_of`.
-
-    Raises:
-        FedKSeedError: the data or the model can't be read, or the file can't be written.
-    """
+    """Make the bases that are not there, for the first run along each, in float32, of their own data or of `public`."""
     runs = experiment.plan([experiment.first_seed])
     for place, options in experiment.bases.items():
-        along = [run for run in runs if run.table.get("directions", {}).get("basis") == place]
+        along = [run.table for run in runs if run.table.get("directions", {}).get("basis") == place]
         path = Path(filled(place, given))
         if not along or path.exists():
             continue
-        recipe = replace(along[0], table=merge(along[0].table, {"model": {"dtype": "float32"}})).recipe(given)
+        recipe = replace(runs[0], table=merge(along[0], {"model": {"dtype": "float32"}})).recipe(given)
         with border(f"can't make {path.parent}"):
             path.parent.mkdir(parents=True, exist_ok=True)
         with Bars(0) as bars:
@@ -73,9 +61,6 @@ def require_basis_of_record(recipe: Recipe, recorded: RunOutcome) -> None:
 
     A basis is made of gradients, whose last bits differ between kinds of processors: made anew elsewhere it has another
     digest, and runs along it are other runs.
-
-    Raises:
-        FedKSeedError: the digests differ; the message has both.
     """
     path, directions = recipe.directions.basis, (recorded.digests or {}).get("directions", "")
     if path is None or not directions or not Path(path).is_file():

@@ -153,11 +153,7 @@ def names() -> list[str]:
 
 
 def load(name: str, scale: str) -> Experiment:
-    """An experiment at a scale.
-
-    Raises:
-        FedKSeedError: there is no such experiment or scale, its file has an unknown key, or a method has two rates.
-    """
+    """An experiment at a scale; FedKSeedError where there is none, or a key is unknown, or a method has two rates."""
     if name not in names():
         raise FedKSeedError(f"no experiment is called {name!r}; there are {', '.join(names())}")
     if scale not in SCALES:
@@ -190,19 +186,16 @@ def _parts(name: str) -> list[Tree]:
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
     """The tables `under` with those of `over` merged into them, in all depths; other values of `over` replace."""
-    merged = {
-        k: merge(under[k], v) if isinstance(v, dict) and isinstance(under.get(k), dict) else v for k, v in over.items()
-    }
-    return {**under, **merged}
+    both = {k: v for k, v in over.items() if isinstance(v, dict) and isinstance(under.get(k), dict)}
+    return {**under, **over, **{k: merge(under[k], v) for k, v in both.items()}}
 
 
 def scaled(table: Mapping[str, Any], factors: Mapping[str, Any]) -> Tree:
     """The table with its numbers multiplied by the factors, which lie in tables of the same names."""
-    products = {
-        k: scaled(table[k], f) if isinstance(f, dict) else float(f"{table[k] * f:.6g}")  # 6e-07, not 5.99999999e-07
-        for k, f in factors.items()
-    }
-    return {**table, **products}
+    scaled_table = dict(table)
+    for k, f in factors.items():  # 6e-07, not 5.99999999e-07
+        scaled_table[k] = scaled(table[k], f) if isinstance(f, dict) else float(f"{table[k] * f:.6g}")
+    return scaled_table
 
 
 def nested(path: str, value: Any) -> Tree:

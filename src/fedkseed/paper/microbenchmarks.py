@@ -1,7 +1,7 @@
 """Experiments without whole runs: seconds of syncs, the toy problem of Figure 5, costs of methods.
 
-Each gathers rows of plain numbers, which are kept as JSON and not measured again. Tables and figures are made of them.
-What is timed is timed `repeats` times (an option of the experiment), and a table has mean and standard deviation.
+Each has a record of its table `options`, and gathers rows of plain numbers, which are kept as JSON and not measured
+again. What is timed is timed `repeats` times, and a table has mean and standard deviation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,8 +60,6 @@ def spread_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
 
 @dataclass(frozen=True, slots=True)
 class SyncOptions:
-    """The table `options` of an experiment that times syncs."""
-
     weights: int  # of the model for which seconds are given
     timed: int = 1 << 24  # weights that are timed at most
     device: str = "cpu"
@@ -166,8 +164,6 @@ def _seconds(job: Callable[[], object], device: str, repeats: int) -> list[float
 
 @dataclass(frozen=True, slots=True)
 class ToyOptions:
-    """The table `options` of the toy problem."""
-
     draws: Sequence[int]  # Γ
     sizes: Sequence[int]  # K
     repetitions: int
@@ -231,8 +227,6 @@ def unrestricted(draws: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CostOptions:
-    """The table `options` of an experiment that measures costs."""
-
     repeats: int = 1
     complexity: Mapping[str, Sequence[str]] = field(default_factory=dict)  # method -> the paper's three orders
 
@@ -275,8 +269,8 @@ def overhead_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
 
 def step_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
     """The measured costs of each model and method."""
-    titles = [experiment.title_of("method", row["method"]) for row in rows]
-    return [{"model": r["model"], "approach": title, **_costs(r)} for title, r in zip(titles, rows, strict=True)]
+    title_of = partial(experiment.title_of, "method")
+    return [{"model": row["model"], "approach": title_of(row["method"]), **_costs(row)} for row in rows]
 
 
 def draw_steps(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
@@ -294,15 +288,11 @@ def draw_steps(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
 def _costs(row: Mapping[str, Any]) -> dict[str, Cell]:
     """The measured costs of a row as cells; "back" is for a client that has missed `compare.AWAY` rounds."""
     return {
-        "trainable": row["trainable"],
-        "bytes down": row["bytes_down"],
-        "bytes up": row["bytes_up"],
-        "bytes down, back": row["bytes_back"],
-        "memory (MB)": Spread.of(_scaled(row["peak_memory"], 1e-6)),
+        "trainable": row["trainable"], "bytes down": row["bytes_down"], "bytes up": row["bytes_up"],
+        "bytes down, back": row["bytes_back"], "memory (MB)": Spread.of(_scaled(row["peak_memory"], 1e-6)),
         "sync (ms)": Spread.of(_scaled(row["sync_seconds"], 1e3)),
-        "sync, back (ms)": Spread.of(_scaled(row["back_seconds"], 1e3)),
-        "a step (s)": Spread.of(row["step_seconds"]),
-    }
+        "sync, back (ms)": Spread.of(_scaled(row["back_seconds"], 1e3)), "a step (s)": Spread.of(row["step_seconds"]),
+    }  # fmt: skip
 
 
 MEASURED = {

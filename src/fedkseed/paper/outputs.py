@@ -102,8 +102,6 @@ def powers(axes: "Axes", values: Sequence[float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunOutput:
-    """The functions that make one kind of table and draw its figure."""
-
     table: Callable[[Comparison], ResultTable]
     figure: "Callable[[Comparison, Figure], None] | None" = None
 
@@ -143,8 +141,8 @@ def draw_along_axis(shown: Comparison, figure: "Figure") -> None:
     every = panels(figure, [shown.panel_title(panel_axes, values) for values, _, _ in groups])
     for axes, (_, runs, measure) in zip(every, groups, strict=True):
         for number, ((value,), same) in enumerate(group(runs, [along]).items()):
-            spreads = {at: spread(few, measure) for (at,), few in group(same, [x]).items()}
-            points = {at: point for at, point in sorted(spreads.items()) if point is not None}
+            by_x = sorted(group(same, [x]).items())
+            points = {at: point for (at,), few in by_x if (point := spread(few, measure)) is not None}
             line(axes, [*points], [*points.values()], shown.title(along, value), number)
         if options.log:
             powers(axes, shown.experiment.axes[x])
@@ -224,5 +222,4 @@ def _panels(figure: "Figure", shown: Comparison, *within: str) -> "Iterator[tupl
 
 def _spreads(runs: Sequence[RunOutcome], measure: str) -> dict[int, Spread]:
     """A measure over seeds after each number of rounds for which all runs have it."""
-    spreads = {done: spread(runs, measure, done) for done in sorted(runs[0].loss)}
-    return {done: point for done, point in spreads.items() if point is not None}
+    return {done: at for done in sorted(runs[0].loss) if (at := spread(runs, measure, done)) is not None}

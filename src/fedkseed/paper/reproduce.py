@@ -119,8 +119,7 @@ def reproduce(asked: Reproduction) -> Path | None:
     jobs = None if best is None else make_jobs(wanted, fixed=best)
     if jobs is None or run(jobs, wanted.part, may_fail=experiment.along_rates) is None:
         return None
-    _write_results(wanted, jobs, trials)
-    return wanted.folder
+    return _write_results(wanted, jobs, trials)
 
 
 def _require_packages(wanted: Reproduction) -> None:
@@ -138,9 +137,8 @@ def _require_packages(wanted: Reproduction) -> None:
 
 def with_tiny(scale: str, output: Path, given: Mapping[str, str]) -> Mapping[str, str]:
     """The paths given, and for the scale `tiny` also the path of its model, which is made if it is missing."""
-    if scale != "tiny" or "model" in given:
-        return given
-    return {**given, "model": str(tiny_model.make(output / "models" / "tiny"))}
+    made = scale == "tiny" and "model" not in given
+    return {**given, "model": str(tiny_model.make(output / "models" / "tiny"))} if made else given
 
 
 def parts(text: str) -> tuple[int, int]:
@@ -161,8 +159,7 @@ def make_jobs(
         label = wanted.experiment.label(planned.axes)
         if wanted.only.lower() in label.lower():
             recipe = planned.recipe(wanted.given)
-            outcome = wanted.recorded.get(run_records.recipe_key(planned.table))
-            if outcome is not None:
+            if (outcome := wanted.recorded.get(run_records.recipe_key(planned.table))) is not None:
                 require_basis_of_record(recipe, outcome)
                 outcome = replace(outcome, axes=planned.axes)
             # the directory of one of the same recipe, which another experiment may have named, or a new one
@@ -194,8 +191,7 @@ def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, may_fail: bool =
                 failed.add(job.directory)
                 ended = f"{error}"
             else:
-                outcome = job.outcome()
-                if outcome is None:
+                if (outcome := job.outcome()) is None:
                     raise FedKSeedError(f"{job.directory} ended without a result; remove it and try again")
                 before, after = outcome.loss[0], outcome.loss[outcome.rounds]
                 ended = f"held-out loss {before:.4f} → {after:.4f}, {outcome.seconds:.0f} s"
@@ -244,7 +240,7 @@ def _search(wanted: Reproduction, choice: Choice) -> tuple[list[Job], list[Tree]
     return jobs, [*best.values()]
 
 
-def _write_results(wanted: Reproduction, jobs: Sequence[Job], trials: Sequence[Job]) -> None:
+def _write_results(wanted: Reproduction, jobs: Sequence[Job], trials: Sequence[Job]) -> Path:
     """Write tables, figure and records of finished runs."""
     experiment = wanted.experiment
     if experiment.output == "speed":  # the one table with a column for it
@@ -265,16 +261,15 @@ def _write_results(wanted: Reproduction, jobs: Sequence[Job], trials: Sequence[J
     runs.write(wanted.folder, f"Runs of {experiment.name}", "runs")
     searched = [(outcome, job.planned.table) for job in trials if (outcome := job.outcome()) is not None]
     run_records.write_records(wanted.folder, recorded, searched)
-    _write_outcomes(wanted, outcomes)
+    return _write_outcomes(wanted, outcomes)
 
 
 def redraw(experiment: Experiment, output: Path) -> Path:
     """Make an experiment's table and figure again from the records of its runs, which have to be there."""
-    wanted = Reproduction(experiment, output)
     if experiment.output in MEASURED:
         raise FedKSeedError(f"{experiment.name} is measured, not run: it has no records of runs")
-    _write_outcomes(wanted, run_records.read_records(wanted.folder))
-    return wanted.folder
+    wanted = Reproduction(experiment, output)
+    return _write_outcomes(wanted, run_records.read_records(wanted.folder))
 
 
 def _measure(wanted: Reproduction) -> Path:
@@ -289,23 +284,23 @@ def _measure(wanted: Reproduction) -> Path:
         measured = {"of": settings, "commit": run_records.commit(), "rows": rows}
         write_atomically(file, json.dumps(measured, ensure_ascii=False, indent=1).encode(), 0o666)
     _write_about(wanted, measured["commit"], runs=[])
-    _write_table_and_figure(wanted, *kind.show(experiment, measured["rows"]))
-    return wanted.folder
+    return _write_table_and_figure(wanted, *kind.show(experiment, measured["rows"]))
 
 
-def _write_outcomes(wanted: Reproduction, outcomes: Sequence[RunOutcome]) -> None:
+def _write_outcomes(wanted: Reproduction, outcomes: Sequence[RunOutcome]) -> Path:
     """Write the tables and the figure of runs."""
     experiment = wanted.experiment
     shown, output = Comparison.of(experiment, outcomes), OUTPUTS[experiment.output]
-    _write_table_and_figure(wanted, output.table(shown), output.figure and partial(output.figure, shown))
     if (table := by_round(shown)) is not None:
         table.write(wanted.folder, f"{experiment.item}: {experiment.title}, by round", "by-round")
+    return _write_table_and_figure(wanted, output.table(shown), output.figure and partial(output.figure, shown))
 
 
-def _write_table_and_figure(wanted: Reproduction, table: ResultTable, draw: DrawFigure | None) -> None:
+def _write_table_and_figure(wanted: Reproduction, table: ResultTable, draw: DrawFigure | None) -> Path:
     table.write(wanted.folder, f"{wanted.experiment.item}: {wanted.experiment.title}")
     if draw is not None:
         save(draw, wanted.folder)
+    return wanted.folder
 
 
 def _write_about(wanted: Reproduction, commit: str | None = None, **more: Any) -> None:
@@ -313,16 +308,12 @@ def _write_about(wanted: Reproduction, commit: str | None = None, **more: Any) -
     experiment = wanted.experiment
     versions = {name: version(name) for name in ("torch", "transformers", "numba", "numpy")}
     about = {
-        "experiment": experiment.name,
-        "item": experiment.item,
-        "scale": experiment.scale,
-        "seeds": experiment.seeds,
+        "experiment": experiment.name, "item": experiment.item, "scale": experiment.scale, "seeds": experiment.seeds,
         "command": " ".join(Path(word).name if Path(word).is_absolute() else word for word in wanted.command),
         "commit": commit or run_records.commit(),
         "versions": {"fedkseed": __version__, "python": platform.python_version(), **versions},
-        "machine": platform.machine(),
-        **more,
-    }
+        "machine": platform.machine(), **more,
+    }  # fmt: skip
     write_atomically(wanted.folder / "about.json", json.dumps(about, indent=1, ensure_ascii=False).encode(), 0o666)
 
 
@@ -336,14 +327,10 @@ def _run_row(experiment: Experiment, outcome: RunOutcome) -> dict[str, Cell]:
     return {
         **{short(axis): experiment.title_of(axis, value) for axis, value in outcome.axes.items()},
         "seed": outcome.seed,
-        "loss before": outcome.loss[0],
-        "loss after": outcome.loss[outcome.rounds],
-        "Rouge-L before": rouge.after(outcome, 0),
-        "Rouge-L after": rouge.after(outcome),
+        "loss before": outcome.loss[0], "loss after": outcome.loss[outcome.rounds],
+        "Rouge-L before": rouge.after(outcome, 0), "Rouge-L after": rouge.after(outcome),
         **{title: value for title, value in percents.items() if value is not None},
-        "bytes down": outcome.bytes_down,
-        "bytes up": outcome.bytes_up,
-        "seconds": outcome.seconds,
+        "bytes down": outcome.bytes_down, "bytes up": outcome.bytes_up, "seconds": outcome.seconds,
         **{f"{title}, most": max(values) for title, values in rare.items() if any(values)},
         "run": outcome.directory.name,
-    }
+    }  # fmt: skip

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
-from itertools import chain
+from itertools import chain, pairwise
 from math import isfinite, nan
 from operator import attrgetter
 from pathlib import Path
@@ -32,10 +32,9 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        if len(values) < 2:
-            return cls(fmean(values), None, len(values))
-        finite = all(isfinite(value) for value in values)  # a run that diverged has none, which stdev can't take
-        return cls(fmean(values), stdev(values) if finite else nan, len(values))
+        finite = all(map(isfinite, values))  # not if a run diverged, which stdev can't take
+        std = None if len(values) < 2 else stdev(values) if finite else nan
+        return cls(fmean(values), std, len(values))
 
     @property
     def error(self) -> float | None:
@@ -77,21 +76,16 @@ class RunOutcome:
         # of the processor, which other programs on the machine do not lengthen; else by the clock
         seconds = [r.get("processor seconds of a round") or r["seconds of a round"] for r in rounds.values()]
         return cls(
-            axes=dict(axes),
-            seed=seed,
+            axes=dict(axes), seed=seed,
             loss={done: scores["loss"] for done, scores in means.items()},
             rouge={done: 100 * scores["rouge"] for done, scores in means.items() if "rouge" in scores},
             bytes_down=int(max(metrics["bytes/down a client"].values())),
             bytes_up=int(max(metrics["bytes/up a client"].values())),
             virtual={0: 0.0} | {done: numbers.get("virtual time", 0.0) for done, numbers in rounds.items()},
             clock={done: sum(seconds[:done]) for done in range(len(rounds) + 1)},
-            memory=store.recall(MEMORY),
-            directory=directory,
-            commits=store.recall(COMMITS),
-            digests=store.recall("identity"),
-            metrics=metrics,
-            scores=_by_name(means, dict.fromkeys(chain(*means.values()))),
-        )
+            memory=store.recall(MEMORY), commits=store.recall(COMMITS), digests=store.recall("identity"),
+            directory=directory, metrics=metrics, scores=_by_name(means, dict.fromkeys(chain(*means.values()))),
+        )  # fmt: skip
 
     @property
     def rounds(self) -> int:
@@ -116,13 +110,11 @@ class RunOutcome:
 
     def reached(self, change: float) -> float | None:
         """Seconds until the change of loss, a straight line between evaluations, first was `change`; None if never."""
-        before = 0
-        for done in sorted(self.loss):
-            if (now := self.change(done)) <= change:
-                then = self.change(before)
+        for before, done in pairwise([0, *sorted(self.loss)]):
+            then, now = self.change(before), self.change(done)
+            if now <= change:
                 part = 1.0 if then <= now else (then - change) / (then - now)
                 return self.clock[before] + part * (self.clock[done] - self.clock[before])
-            before = done
         return None
 
 

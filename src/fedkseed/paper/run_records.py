@@ -1,7 +1,5 @@
 """Records of an experiment's runs, kept in its folder, of which its table and figure can be drawn again.
 
-Recorded runs need not be done again when an experiment gets another method or another data set: see `read_all`.
-
 runs.json    a run each: axes, seed, recipe, commits of the code, digests of directions, model and data
 rounds.csv   a row for each run and number of finished rounds: losses, Rouge-L, seconds and every metric
 """
@@ -47,8 +45,7 @@ def with_probabilities(outcome: RunOutcome) -> RunOutcome:
     """The outcome with the probabilities of its run's directions; FedKSeedError where its store has no state."""
     if outcome.probabilities is not None:
         return outcome
-    state = Store(outcome.directory).state(State)
-    if state is None:
+    if (state := Store(outcome.directory).state(State)) is None:
         raise FedKSeedError(f"{outcome.directory} has no state")
     return replace(outcome, probabilities=importance(state).tolist(), never_drawn=int((state.counts == 0).sum()))
 
@@ -70,43 +67,27 @@ def write_records(folder: Path, outcomes: Iterable[Recorded], trials: Iterable[R
     """Write the records of finished runs, and the losses of the trials of a search whose best value these use."""
     runs, rounds = [], list[dict[str, Any]]()
     for outcome, recipe in outcomes:
-        runs.append(
-            {
-                "run": outcome.directory.name,
-                **{name: getattr(outcome, name) for name in RUN_FIELDS},
-                "recipe": recipe,
-                **{name: value for name in PRO_FIELDS if (value := getattr(outcome, name)) is not None},
-            }
-        )
+        run = {"run": outcome.directory.name, **{name: getattr(outcome, name) for name in RUN_FIELDS}, "recipe": recipe}
+        runs.append(run | {name: v for name in PRO_FIELDS if (v := getattr(outcome, name)) is not None})
         columns = {name: getattr(outcome, name) for name in SERIES}
         columns |= {f"{HELD_OUT}{name}": series for name, series in outcome.scores.items()} | outcome.metrics
         for done in sorted(outcome.clock):
             numbers = {name: series.get(done) for name, series in columns.items()}
             rounds.append({"run": outcome.directory.name, "done": done, **numbers})
-    searched = [
-        {"axes": o.axes, "seed": o.seed, "loss": [o.loss[0], o.loss[o.rounds]], "recipe": recipe}
-        for o, recipe in trials
-    ]
+    ends = [(outcome, [outcome.loss[0], outcome.loss[outcome.rounds]], recipe) for outcome, recipe in trials]
+    searched = [{"axes": o.axes, "seed": o.seed, "loss": loss, "recipe": recipe} for o, loss, recipe in ends]
     text = json.dumps({"runs": runs, "searched": searched}, indent=1, ensure_ascii=False)
     write_atomically(folder / RUNS_FILE, text.encode(), 0o666)
     write_atomically(folder / ROUNDS_FILE, csv_of(rounds).encode(), 0o666)
 
 
 def read_records(folder: Path) -> list[RunOutcome]:
-    """The runs of which an experiment's folder has records.
-
-    Raises:
-        FedKSeedError: there are none, or they are damaged.
-    """
+    """The runs of which an experiment's folder has records; FedKSeedError where it has none, or they are damaged."""
     return [outcome for _, outcome in _read(folder)[0]]
 
 
 def read_all(results: Path, scale: str) -> dict[str, RunOutcome]:
-    """The runs and trials of all experiments at a scale that a folder of results has records of, by `recipe_key`.
-
-    Raises:
-        FedKSeedError: there are none, or some are damaged.
-    """
+    """The runs and trials of all experiments at a scale that a folder of results has records of, by `recipe_key`."""
     recorded: dict[str, RunOutcome] = {}
     for folder in sorted(path.parent for path in results.glob(f"*/{scale}/{RUNS_FILE}")):
         runs, trials = _read(folder)
@@ -122,11 +103,7 @@ def recipe_key(recipe: Mapping[str, Any]) -> str:
 
 
 def require_one_model(outcomes: Sequence[Recorded]) -> None:
-    """Refuse to compare runs that began at unlike base models or had unlike data, where their recipes are alike there.
-
-    Raises:
-        FedKSeedError: digests differ.
-    """
+    """Refuse to compare runs with unlike digests of base models or data, where their recipes are alike there."""
     for what, parts in DIGESTED.items():
         first: dict[str, RunOutcome] = {}
         for outcome, recipe in outcomes:

@@ -111,14 +111,13 @@ def summary(shown: Comparison) -> ResultTable:
         rows.append(row)
     optional = (" before", " after", *(f" minus {shown.title(axis, value)}" for axis, value in shown.references))
     columns = {name for row in rows for name, cell in row.items() if cell is not None or not name.endswith(optional)}
-    notes = [
+    note = (
         "After ±: the standard deviation over seeds. Bytes down and up: the most of a client and round. kB of a run: "
         "of all its clients and rounds. Seconds: of training a run, of one processor."
-    ]
-    if shown.options.reference:
-        notes.append("A difference is of changes of loss, paired by seed; after its ±: the standard error.")
+    )
+    paired = "A difference is of changes of loss, paired by seed; after its ±: the standard error."
     rows = [{name: cell for name, cell in row.items() if name in columns} for row in rows]
-    return ResultTable(rows, (*notes, shown.experiment.note))
+    return ResultTable(rows, (note, paired if shown.options.reference else "", shown.experiment.note))
 
 
 def _summary_row(shown: Comparison, axes: dict[str, Any], runs: Sequence[RunOutcome]) -> Row:
@@ -128,18 +127,14 @@ def _summary_row(shown: Comparison, axes: dict[str, Any], runs: Sequence[RunOutc
     return {
         **shown.titles([*axes], axes.values()),
         **(_rates(shown.experiment, axes) if choice and choice.axis == "variant" else {}),
-        "seeds": len(runs),
-        "loss before": spread(runs, "loss", 0),
-        "loss after": spread(runs, "loss"),
+        "seeds": len(runs), "loss before": spread(runs, "loss", 0), "loss after": spread(runs, "loss"),
         "change of loss": spread(runs, "change"),
-        "Rouge-L before": spread(runs, "rouge", 0),
-        "Rouge-L after": spread(runs, "rouge"),
+        "Rouge-L before": spread(runs, "rouge", 0), "Rouge-L after": spread(runs, "rouge"),
         **{f"{MEASURES[name].title} before": spread(runs, name, 0) for name in SHARES},
-        **{f"{MEASURES[name].title} after": spread(runs, name) for name in SHARES},
-        **_most_bytes(runs),
+        **{f"{MEASURES[name].title} after": spread(runs, name) for name in SHARES}, **_most_bytes(runs),
         "kB of a run": round(fmean(sent) / 1000) if all(sent) else None,
         "seconds": round(fmean(run.seconds for run in runs)),
-    }
+    }  # fmt: skip
 
 
 def _rates(experiment: Experiment, axes: dict[str, Any]) -> Row:
@@ -225,12 +220,11 @@ def _span_row(lines: Mapping[str, Sequence[RunOutcome]], rivals: Sequence[str], 
 def along_axis(shown: Comparison) -> ResultTable:
     """The summary; along learning rates, a note names the runs that ended with an error, or were not asked for."""
     table, experiment = summary(shown), shown.experiment
-    if not experiment.along_rates:
-        return table
     finished = [(outcome.axes, outcome.seed) for outcome in shown.outcomes]
     planned = [run for run in experiment.plan() if (run.axes, run.seed) not in finished]
     missing = "; ".join(f"{experiment.label(run.axes)}, seed {run.seed}" for run in planned)
-    return replace(table, notes=(*table.notes, f"No result: {missing}.")) if missing else table
+    told = experiment.along_rates and missing
+    return replace(table, notes=(*table.notes, f"No result: {missing}.")) if told else table
 
 
 def speed(shown: Comparison) -> ResultTable:
@@ -286,12 +280,11 @@ def scores(shown: Comparison) -> ResultTable:
     Beside each, differences to the methods that the experiment compares with, paired by seed, ± standard error.
     """
     wide = shown.axes_without("method")
-    cells = shown.by("method", *wide)
-    columns = {values: shown.panel_title(wide, values) or "Rouge-L (%)" for values in shown.by(*wide)}
+    cells, panels = shown.by("method", *wide), shown.by(*wide)
+    columns = {values: shown.panel_title(wide, values) or "Rouge-L (%)" for values in panels}
     # each seed counts once for the base model, whose score does not depend on the method
-    base = {values: list({run.seed: run for run in same}.values()) for values, same in shown.by(*wide).items()}
-    untuned: Row = {columns[values]: spread(same, "rouge", 0) for values, same in base.items()}
-    rows: list[Row] = [{"approach": "no tuning", **untuned}]
+    once = {values: {run.seed: run for run in same}.values() for values, same in panels.items()}
+    rows: list[Row] = [{"approach": "no tuning", **{columns[v]: spread(runs, "rouge", 0) for v, runs in once.items()}}]
     for (method,), runs in shown.by("method").items():
         row: Row = {"approach": shown.title("method", method)}
         for values, same in group(runs, wide).items():
@@ -318,10 +311,9 @@ def marginal(shown: Comparison) -> ResultTable:
 
 
 def gains(shown: Comparison) -> dict[tuple[Any, ...], dict[str, float]]:
-    """The gain by each further seed of a range of K, (R(K') − R(K)) / (K' − K), from the runs of Figure 7.
+    """The gain by each further seed, (R(K') − R(K)) / (K' − K): values on the other axes -> range of K -> gain.
 
-    Returns:
-        Values on the other axes -> range of K -> gain in Rouge-L, or in the loss where there are no answers.
+    It is one in Rouge-L, or in the loss where there are no answers.
     """
     x = shown.options.x
     (measure,) = shown.measured(["rouge"])
@@ -338,19 +330,14 @@ def mean_or_nan(of: Spread | None) -> float:
 
 def probabilities(shown: Comparison) -> ResultTable:
     """The probabilities of FedKSeed-Pro's directions after the last round, for the first seed."""
-    rows: list[Row] = [
-        {
-            "run": shown.experiment.label(run.axes),
-            "K": p.size,
-            "least, times 1/K": float(p.min() * p.size),
-            "median, times 1/K": float(np.median(p) * p.size),
-            "most, times 1/K": float(p.max() * p.size),
-            "most over least": float(p.max() / p.min()),
-            "share of the likeliest tenth": float(np.sort(p)[-max(1, p.size // 10) :].sum()),
-            "never drawn": run.never_drawn,
-        }
-        for run, p in first_probabilities(shown)
-    ]
+    rows: list[Row] = []
+    for run, p in first_probabilities(shown):
+        row: Row = {"run": shown.experiment.label(run.axes), "K": p.size}
+        named = {"least": p.min(), "median": np.median(p), "most": p.max()}
+        row |= {f"{name}, times 1/K": float(value * p.size) for name, value in named.items()}
+        tenth = float(np.sort(p)[-max(1, p.size // 10) :].sum())
+        row |= {"most over least": float(p.max() / p.min()), "share of the likeliest tenth": tenth}
+        rows.append(row | {"never drawn": run.never_drawn})
     return ResultTable(rows, (shown.experiment.note,))
 
 
