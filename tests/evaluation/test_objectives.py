@@ -215,12 +215,9 @@ def test_a_function_of_a_package_is_found(model, tokenizer, batch):
     assert by_place(model, tokenizer, batch) == by_name(model, tokenizer, batch)
 
 
-def test_the_example_of_the_documentation_works(request, tmp_path, model, tokenizer, batch):
-    text = (request.config.rootpath / "docs" / "objectives.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(code.splitlines()) < 10
-    (tmp_path / "scores.py").write_text(code)
-    assert math.isfinite(objective_of(f"{tmp_path}/scores.py:brief", LIMIT)(model, tokenizer, batch))
+def test_the_example_of_the_documentation_works(request, model, tokenizer, batch):
+    example = request.config.rootpath / "docs" / "examples" / "objective.py"
+    assert math.isfinite(objective_of(f"{example}:brief", LIMIT)(model, tokenizer, batch))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ expect.
 """
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -26,7 +26,6 @@ from .held_out import (
     separate_categories,
     set_aside,
 )
-from .layouts import Example
 from .sources import DataFile, is_here, require_columns
 from .split import (
     DEFAULT_CATEGORY,
@@ -76,12 +75,15 @@ def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     categories, training = separate_categories(source.training, recipe)
     encoder = Encoder.of(recipe, tokenizer, source.files)
     encoded = encoder.training(training)
-    _note_files(source.files, recipe, note, encoded.too_long, training, source.held_out)
+    unseen = {row.example for row in source.held_out}
+    repeated = [row for row in training if row.example in unseen]
+    _note_files(source.files, recipe, note, encoded.too_long, repeated)
     shares, names = divide(encoded.examples, encoded.owners, source.owners, recipe)
     recipe.clients.cohort_of(len(shares))
     clients, kept_back = keep_back(shares, names, recipe)
     trained = {e.example for share in clients for e in share}
-    _note_repeated_rows(source.held_out, training, [e.example for e, _ in kept_back], trained, recipe, note)
+    own = [e.example in trained for e, _ in kept_back]
+    _note_repeated_rows(source.held_out, repeated, own, recipe, note)
     every = [row.example for row in (*source.held_out, *source.training)]
     held_out, sets = draw_sets(HeldOutRows(source.held_out, categories, every, kept_back, trained), encoder, note)
     evaluated = [*held_out.examples, *(sets[VALIDATION].examples if VALIDATION in sets else [])]
@@ -159,18 +161,14 @@ def _note_files(
     recipe: Recipe,
     note: Note,
     too_long: Sequence[OwnedRow] = (),
-    training: Sequence[OwnedRow] = (),
-    held_out: Sequence[OwnedRow] = (),
+    repeated: Sequence[OwnedRow] = (),
 ) -> None:
     """A line on each file: its rows, and how many are left out, repeated, or both trained on and held out."""
-    evaluated = {row.example for row in held_out}
-    long = Counter(id(row.file) for row in too_long)
-    repeated = Counter(id(row.file) for row in training if row.example in evaluated)
+    long, twice = (Counter(id(row.file) for row in rows) for rows in (too_long, repeated))
     others = files[MOST_LINES - 1 :] if len(files) > MOST_LINES else []
     for file in files[: len(files) - len(others)]:
         limit = f"{long[id(file)]:,} over {recipe.data.max_tokens:,} tokens left out" if long[id(file)] else ""
-        twice = f"{repeated[id(file)]:,} for training also held out" if repeated[id(file)] else ""
-        note(file.summary(limit, twice))
+        note(file.summary(limit, f"{twice[id(file)]:,} for training also held out" if twice[id(file)] else ""))
     if others:
         rows, empty = sum(len(file.examples) for file in others), sum(file.empty for file in others)
         left_out = f"; {empty:,} without a response left out" if empty else ""
@@ -178,22 +176,16 @@ def _note_files(
 
 
 def _note_repeated_rows(
-    held_out: Sequence[OwnedRow],
-    training: Sequence[OwnedRow],
-    kept_back: Sequence[Example],
-    trained: Set[Example],
-    recipe: Recipe,
-    note: Note,
+    held_out: Sequence[OwnedRow], repeated: Sequence[OwnedRow], own: Sequence[bool], recipe: Recipe, note: Note
 ) -> None:
     """A line on held-out rows that are also trained on; [data] strict refuses them.
 
     Args:
-        kept_back: the clients' own rows that they do not train on; `trained` has the others.
+        repeated: the training rows that are the same as some in `held_out`.
+        own: for each row that is kept back from a client, whether one trains on it.
     """
-    evaluated = {row.example for row in held_out}
-    repeated = [row for row in training if row.example in evaluated]
     examples = {row.example for row in repeated}
-    count = sum(row.example in examples for row in held_out) + sum(example in trained for example in kept_back)
+    count = sum(row.example in examples for row in held_out) + sum(own)
     if count and recipe.data.strict:
         file = repeated[0].file if repeated else None
         raise FedKSeedError(
@@ -202,6 +194,6 @@ def _note_repeated_rows(
         )
     if count:
         note(
-            f"warning: {count:,} of {len(held_out) + len(kept_back):,} held-out rows are the same as training rows, "
-            "and their loss is too good a sign: remove repeated rows ([data] strict = true refuses them)"
+            f"warning: {count:,} of {len(held_out) + len(own):,} held-out rows are the same as training rows, and "
+            "their loss is too good a sign: remove repeated rows ([data] strict = true refuses them)"
         )

@@ -71,10 +71,8 @@ def open_rows(source: str) -> tuple[str, Placed]:
         # A folder `owner` here means a file that is missing: to ask the hub without a network takes half a minute.
         if HUB_NAME.fullmatch(source) and format_of(source) is None and not path.parent.exists():
             return source, _table(source, "hub")
-        raise FedKSeedError(
-            f"no data file at {path}; give a file ({READABLE}), a folder that `save_to_disk` wrote, or one of "
-            f"{', '.join(SAMPLES)}"
-        )
+        others = f"a folder that `save_to_disk` wrote, or one of {', '.join(SAMPLES)}"
+        raise FedKSeedError(f"no data file at {path}; give a file ({READABLE}), {others}")
     if (formatted := format_of(path.name)) is None:
         raise FedKSeedError(f"{path} is of a kind that is not read; give a file of {READABLE}")
     if formatted[0] == ".parquet":
@@ -104,9 +102,6 @@ def _reason(error: Exception, begin: int = 0) -> str:
     if not isinstance(error, json.JSONDecodeError):
         return str(error)
     return f"{error.msg} at character {error.pos - begin + 1}"
-
-
-# --- bytes --------------------------------------------------------------------------------------
 
 
 class _Unpacked:
@@ -169,9 +164,6 @@ def _unpacked_rows(path: Path, ending: str, packing: str) -> Placed:
                         yield f"line {number}", parse(line, unpacked.place(number), "mend or remove the line")
     except (OSError, EOFError, zlib.error) as error:
         raise FedKSeedError(f"the data file {path} can't be read: {error}") from error
-
-
-# --- text ---------------------------------------------------------------------------------------
 
 
 def _json_array(unpacked: _Unpacked) -> Placed:
@@ -251,9 +243,6 @@ def _separated_values(unpacked: _Unpacked, separators: str) -> Placed:
         csv.field_size_limit(limit_before)
 
 
-# --- tables -------------------------------------------------------------------------------------
-
-
 def _table(source: str, kind: str) -> Placed:
     """The rows of a Parquet file, a folder that `save_to_disk` wrote, or a data set on the hub."""
     try:
@@ -270,12 +259,11 @@ def _table(source: str, kind: str) -> Placed:
         else:
             table = datasets.load_from_disk(source)
         if isinstance(table, datasets.DatasetDict):
-            names = [*map(str, table)]
-            if len(names) != 1:
-                raise FedKSeedError(
-                    f"{source} holds the data sets {', '.join(names)}; name one, as {Path(source, names[0])}"
-                )
-            table = table[names[0]]
+            name, *others = map(str, table)
+            if others:
+                of = ", ".join([name, *others])
+                raise FedKSeedError(f"{source} holds the data sets {of}; name one, as {Path(source, name)}")
+            table = table[name]
         table = table.with_format(None)  # a saved one may give its rows as tensors
         _require_size(source, table.num_rows, table.data.nbytes)
         yield from ((f"row {number}", row) for number, row in enumerate(table, 1))

@@ -129,18 +129,13 @@ def _conversation(messages: Any, name: str, where: str, category: str) -> Exampl
 # Layout -> the layout in words, and its fields with their columns' usual names, beside category and client. Of layouts
 # that fit a file, the first wins, since files with its columns were always read by it, and the last loses: Alpaca's own
 # file has a column `text` beside the others.
+ASKED = ("instruction", "response", "context")
 USUAL = {
-    "instruction": (
-        "instruction and response",
-        {"instruction": "instruction", "response": "response", "context": "context"},
-    ),
-    "alpaca": (
-        "instruction, input and output",
-        {"instruction": "instruction", "response": "output", "context": "input"},
-    ),
+    "instruction": ("instruction and response", dict(zip(ASKED, ASKED, strict=True))),
+    "alpaca": ("instruction, input and output", dict(zip(ASKED, ("instruction", "output", "input"), strict=True))),
     "prompt-completion": (
         "prompt and completion",
-        {"instruction": "prompt", "response": "completion", "context": "context"},
+        dict(zip(ASKED, ("prompt", "completion", "context"), strict=True)),
     ),
     "chat": ("conversations", {"messages": "messages"}),
     "sharegpt": ("conversations", {"messages": "conversations"}),

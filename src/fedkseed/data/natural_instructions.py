@@ -146,9 +146,7 @@ def _files(source: str, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
                 "or a .tar, .tar.gz or .tar.xz of it"
             )
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
-        raise FedKSeedError(
-            f"Natural Instructions at {root} can't be read: {first_line(error)}; get it again"
-        ) from error
+        raise FedKSeedError(f"{root} can't be read: {first_line(error)}; get it again") from error
 
 
 class _Limited(io.BufferedReader):

@@ -82,9 +82,7 @@ class Reader:
         path = Path(folder).expanduser()
         entries = _visible(path) if path.is_dir() and not is_saved(path) else []
         if not entries:
-            raise FedKSeedError(
-                f"no folder with data files at {path}; one file or folder a client is wanted, {READABLE}"
-            )
+            raise FedKSeedError(f"no folder with data files at {path}; give one file or folder a client, {READABLE}")
         endings = [format_of(entry.name) if entry.is_file() else None for entry in entries]
         names = [
             entry.name[: -len("".join(ending))] if ending else entry.name

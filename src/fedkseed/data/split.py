@@ -49,10 +49,7 @@ def read_source(recipe: Recipe) -> SourceRows:
     if split == "files":
         files_of = reader.folder(source)
     elif _is_folder(source):
-        raise FedKSeedError(
-            f"{source} is a folder: set [clients] split = 'files' for one client a file or folder in it, or name one "
-            "file"
-        )
+        raise FedKSeedError(f"{source} is a folder: set [clients] split = 'files' for a client each, or name one file")
     else:
         files_of = {"": [reader.file(source)]}
     files, owners = [file for each in files_of.values() for file in each], list(files_of)

@@ -56,9 +56,7 @@ def _request(example: Example) -> str:
 def _rendered(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
     """The text that the tokenizer's chat template makes of messages, up to where the next response begins."""
     if not tokenizer.chat_template:
-        raise FedKSeedError(
-            "[data] template = 'chat': the model's tokenizer has no chat template; use 'paper' or 'alpaca'"
-        )
+        raise FedKSeedError("[data] template = 'chat': the model has no chat template; use 'paper' or 'alpaca'")
     if len(tokenizer.chat_template) > MAX_TEMPLATE:
         raise FedKSeedError(
             f"the model's chat template has {len(tokenizer.chat_template):,} characters, at most {MAX_TEMPLATE:,} go; "
@@ -70,9 +68,7 @@ def _rendered(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
     except FedKSeedError:
         raise
     except Exception as error:  # a template is a program of the model's maker, and may fail as any other
-        raise FedKSeedError(
-            f"the model's chat template can't be used: {type(error).__name__}: {error}; use 'paper' or 'alpaca'"
-        ) from error
+        raise FedKSeedError(f"the model's chat template can't be used: {error!r}; use 'paper' or 'alpaca'") from error
     length = sum(len(message["content"]) for message in messages)
     if len(prompt) > length + MAX_TEMPLATE:
         raise FedKSeedError(f"the model's chat template made {len(prompt):,} characters of {length:,}")
@@ -94,9 +90,7 @@ def _limited_steps() -> Iterator[None]:
         if frame.f_code.co_filename not in template_files:
             return None
         if next(steps, None) is None:
-            raise FedKSeedError(
-                f"the model's chat template is not done after {MAX_STEPS:,} steps; use the template 'paper' or 'alpaca'"
-            )
+            raise FedKSeedError(f"the model's chat template takes over {MAX_STEPS:,} steps; use 'paper' or 'alpaca'")
         return trace
 
     trace_before = sys.gettrace()

@@ -109,10 +109,8 @@ def score_of(name: str, setting: str) -> Score:
         except (TypeError, ValueError):  # lists of different lengths, a tensor on a GPU
             array = np.empty(0)
         if array.shape != (len(answers),) or array.dtype.kind not in "biuf":
-            raise FedKSeedError(
-                f"{source} has to return a list of numbers, one for each of {len(answers)} answers; it returned "
-                f"{shortened(scores)}"
-            )
+            asked = f"a list of numbers, one for each of {len(answers)} answers"
+            raise FedKSeedError(f"{source} has to return {asked}; it returned {shortened(scores)}")
         if not np.isfinite(array).all():
             k = int(np.isfinite(array).argmin())
             raise FedKSeedError(

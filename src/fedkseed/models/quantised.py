@@ -93,13 +93,9 @@ def quantise(model: nn.Module, kind: str, device: str = "cpu") -> nn.Module:
 
 def moved(model: nn.Module, device: str) -> nn.Module:
     """Move a model's dense parameters and its buffers; lazy tensors stay where their blocks are."""
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None and not isinstance(parameter, Lazy):
-                parameter.data = parameter.data.to(device)
-        for name, buffer in list(module._buffers.items()):
-            if buffer is not None:
-                module._buffers[name] = buffer.to(device)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not isinstance(tensor, Lazy):
+            tensor.data = tensor.data.to(device)
     return model
 
 

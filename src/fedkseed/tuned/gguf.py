@@ -167,8 +167,11 @@ def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", 0.0)  # llama.cpp scales by alpha over rank, and by 1 if it is 0
     for module in lora.ranks:
-        name = paths[module]
-        a, b = _pair(lora.tensors, PREFIX + module)
+        name, kept = paths[module], f"{PREFIX}{module}.lora_"
+        a, b = lora.tensors.get(f"{kept}A.weight"), lora.tensors.get(f"{kept}B.weight")
+        if a is None or b is None:  # peft's of an embedding are the other way round: (r × words)
+            a, b = lora.tensors[f"{kept}embedding_A"].T, lora.tensors[f"{kept}embedding_B"]
+        a, b = a.float().numpy(), b.float().numpy()
         b = b if name in VOCABULARY else b[names.rows(name, len(b))]
         for part, value in (("a", a), ("b", b)):
             tensors[f"{name}.lora_{part}"] = value.shape, Type.F32, partial(np.ascontiguousarray, value)
@@ -206,15 +209,6 @@ def describe(writer: GGUFWriter, model: nn.Module, architecture: str) -> dict[st
     writer.add_rope_dimension_count(2 * len(frequencies))
     writer.add_rope_freq_base(theta)
     return {"rope_freqs.weight": torch.from_numpy(factors)} if scaled else {}
-
-
-def _pair(tensors: Mapping[str, Tensor], path: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """A module's two matrices as llama.cpp has them: (r × inputs) and (outputs × r); (words × r) for embeddings."""
-    if f"{path}.lora_embedding_A" in tensors:
-        a, b = tensors[f"{path}.lora_embedding_A"].T, tensors[f"{path}.lora_embedding_B"]
-    else:
-        a, b = tensors[f"{path}.lora_A.weight"], tensors[f"{path}.lora_B.weight"]
-    return a.float().numpy(), b.float().numpy()
 
 
 def _type(name: str, shape: Sequence[int], kind: Type) -> Type:

@@ -58,10 +58,7 @@ class TunedModel:
         about = adapter_config(self.adapters)
         if about.get("peft_type") != "LORA" or about.get("ensure_weight_tying"):
             what = "virtual tokens" if about.get("peft_type") != "LORA" else "a change of a matrix that is used twice"
-            raise FedKSeedError(
-                f"{self.adapters} holds {what}, which can't be merged into weights: export with --format peft, or the "
-                "run itself"
-            )
+            raise FedKSeedError(f"{self.adapters} holds {what}, which can't be merged: export with --format peft")
         adapted: Any = self.load()
         return adapted.merge_and_unload()
 
