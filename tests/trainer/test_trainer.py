@@ -104,6 +104,10 @@ def vit() -> Any:
     return made(ViTForImageClassification, ViTConfig(**PICTURE, num_labels=2))
 
 
+def same(model: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
 def accuracy(seen: Any) -> dict[str, float]:
     return {"accuracy": float((seen.predictions.argmax(-1) == seen.label_ids).mean())}
 
@@ -149,10 +153,7 @@ def test_models_of_every_kind_learn_without_their_buffers(kind, tmp_path):
     assert all(torch.equal(one, other) for (_, one), (_, other) in pair)
     trainer.adapter.save(tmp_path / "adapter.safetensors")
     fk.apply(base, tmp_path / "adapter.safetensors")
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), base.parameters(), strict=True))
-
-
-# --- the same bits ------------------------------------------------------------------------------
+    assert same(model, base)
 
 
 @pytest.mark.parametrize(("clients", "cohort", "local_steps"), [(1, None, 1), (3, 2, 4)])
@@ -225,9 +226,7 @@ def test_a_resumed_training_has_the_bits_of_one_that_never_stopped(way, breaks, 
     if breaks:
         with pytest.raises(RuntimeError, match="power cut"):
             cut.train()
-        assert all(
-            torch.equal(one, other) for one, other in zip(cut.model.parameters(), vit().parameters(), strict=True)
-        )
+        assert same(cut.model, vit())
     else:
         assert cut.train().global_step == 7
     again = trainer("cut", [])
@@ -236,9 +235,6 @@ def test_a_resumed_training_has_the_bits_of_one_that_never_stopped(way, breaks, 
     assert again.adapter.tuned == whole.adapter.tuned
     assert history(again) == history(whole)
     assert again.eps == whole.eps
-
-
-# --- callbacks, evaluation, checkpoints ---------------------------------------------------------
 
 
 class Events(TrainerCallback):
@@ -325,10 +321,8 @@ def test_the_model_is_saved_as_its_class_saves_it_and_as_an_adapter(tmp_path):
     trainer.train()
     trainer.save_model(tmp_path / "hf")
     loaded = ViTForImageClassification.from_pretrained(tmp_path / "hf")
-    ours = dict(trainer.model.named_parameters())
-    assert all(torch.equal(ours[name], other) for name, other in loaded.named_parameters())
-    again = fk.apply(vit(), tmp_path / "hf" / "adapter.safetensors")
-    assert all(torch.equal(ours[name], other) for name, other in again.named_parameters())
+    assert same(trainer.model, loaded)
+    assert same(trainer.model, fk.apply(vit(), tmp_path / "hf" / "adapter.safetensors"))
 
     plain = fk.Trainer(made(cnn), pairs(8, 0), args=args, compute_loss=of_pair, eps=1e-3)
     plain.train()
@@ -401,10 +395,8 @@ def test_a_model_s_own_loss_can_be_replaced_in_a_subclass(tmp_path):
 def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"train_dataset": [(1.0, 2.0)]}, "names no arguments: give rows that are dicts, or compute_loss"
     yield {"train_dataset": [{"a": 1}]}, "forward takes none of them; rename columns"
-    yield (
-        {"train_dataset": [{"pixel_values": np.zeros((1, 8, 8), np.float32)}]},
-        "returned no loss for a batch of pixel",
-    )
+    unlabelled = {"pixel_values": np.zeros((1, 8, 8), np.float32)}
+    yield {"train_dataset": [unlabelled]}, "returned no loss for a batch of pixel"
     yield {"eps": "auto"}, "eps is a number or 'search', got 'auto'"
     yield {"eps": 0}, "a broadcast's eps must be a positive number, got 0"
     yield {"local_steps": 0}, "local_steps must be at least 1, got 0"

@@ -31,11 +31,7 @@ SMALLEST = 1e-6  # of the learning rate: where a schedule says 0, a state could 
 
 
 def require_obeyed(args: TrainingArguments) -> None:
-    """Refuse arguments that were set away from their defaults and that the trainer would not obey.
-
-    Raises:
-        FedKSeedError: there are such, or the process is one of several.
-    """
+    """Refuse arguments, away from their defaults, that the trainer would not obey, and one process of several."""
     usual = TrainingArguments(output_dir=args.output_dir, use_cpu=args.use_cpu)
     away = [
         field.name
@@ -55,11 +51,7 @@ def require_obeyed(args: TrainingArguments) -> None:
 
 
 def schedule(args: TrainingArguments, steps: int) -> Callable[[int], float]:
-    """The learning rate of each step, counted from 0, as transformers' schedule of that name says.
-
-    Raises:
-        FedKSeedError: the schedule depends on more than the number of the step.
-    """
+    """The learning rate of each step, from 0, by transformers' schedule; one that depends on more is refused."""
     kind = SchedulerType(args.lr_scheduler_type)
     if kind not in (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY):
         placeholder = torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate)  # a schedule wants an optimiser

@@ -5,7 +5,6 @@ trainer_state.json   transformers' TrainerState, with the log and the states of 
 fedkseed.json        the facts that a training must share to go on, eps, and the digests of the other two
 """
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from transformers.trainer_callback import TrainerState
 
 from ..errors import FedKSeedError
 from ..files import folder, read_table, read_whole, write_atomically, write_table
+from ..run.digest_chain import digest
 from ..run.store import pack, unpack
 from ..strategies.kseed import State
 
@@ -23,15 +23,11 @@ FORMAT = 1
 
 
 def write(path: Path, state: State, history: TrainerState, facts: Mapping[str, Any]) -> None:
-    """Write a checkpoint.
-
-    Args:
-        facts: as `read` returns them; `identity` is of those that a training must share to go on.
-    """
+    """Write a checkpoint, whose facts `read` returns; `identity` is of those that a training must share to go on."""
     with folder(path) as part:
         write_atomically(part / STATE, pack(state))
         history.save_to_json(str(part / HISTORY))
-        files = {name: _digest((part / name).read_bytes()) for name in (STATE, HISTORY)}
+        files = {name: digest((part / name).read_bytes()).hex() for name in (STATE, HISTORY)}
         write_table(part / FACTS, {"format": FORMAT, **facts, "files": files})
 
 
@@ -46,7 +42,7 @@ def read(path: Path, identity: Mapping[str, Any]) -> tuple[State, TrainerState, 
         raise FedKSeedError(f"{path} has format {facts.get('format')!r}, this program reads {FORMAT}; train anew")
     data = {name: read_whole(path / name, MAX_BYTES, str(path / name)) for name in (STATE, HISTORY)}
     for name, content in data.items():
-        if _digest(content) != facts["files"][name]:
+        if digest(content).hex() != facts["files"][name]:
             raise FedKSeedError(f"{path / name} has changed since it was written; take another checkpoint")
     for name, value in identity.items():
         if (saved := facts["identity"].get(name)) != value:
@@ -54,7 +50,3 @@ def read(path: Path, identity: Mapping[str, Any]) -> tuple[State, TrainerState, 
             raise FedKSeedError(f"{path} is of a training with {name} {saved}, this one has {value}; {hint}")
     history = TrainerState.load_from_json(str(path / HISTORY))
     return unpack(data[STATE], State, history.global_step, path / STATE), history, facts
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

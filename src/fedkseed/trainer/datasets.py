@@ -1,14 +1,12 @@
 """Rows of a user's datasets as the batches of clients."""
 
-import inspect
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from accelerate.utils import send_to_device
-from torch import nn
 from torch.utils.data import Dataset, Subset, default_collate
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator
 
@@ -74,22 +72,14 @@ class Collator:
 
     def _cut(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row with the columns that are kept."""
-        kept = {
-            name: value
-            for name, value in row.items()
-            if (self.columns is None or name in self.columns) and name != self.without
-        }
+        names = {*row} - {self.without} if self.columns is None else self.columns - {self.without}
+        kept = {name: column for name, column in row.items() if name in names}
         if not kept:
             raise FedKSeedError(
                 f"a row has the columns {', '.join(map(str, row))}, and the model's forward takes none of them; rename "
                 "columns, or set remove_unused_columns=False"
             )
         return kept
-
-
-def columns_of(model: nn.Module, labels: Collection[str]) -> frozenset[str]:
-    """The columns of a dataset that a model takes: its forward's arguments, and labels by their usual names."""
-    return frozenset({*inspect.signature(model.forward).parameters, *labels, "label", "label_ids"})
 
 
 def shuffled(seed: int, client: int, rows: int) -> list[int]:

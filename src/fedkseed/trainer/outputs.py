@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers.trainer_pt_utils import find_batch_size, nested_concat, nested_numpify
+from transformers.trainer_pt_utils import EvalLoopContainer, find_batch_size
 from transformers.trainer_utils import EvalPrediction, denumpify_detensorize
 
 from ..errors import FedKSeedError
@@ -19,27 +19,27 @@ from .datasets import Batches
 def evaluating(model: nn.Module, cache: bool) -> Iterator[None]:
     """Keep a model in evaluation mode inside the block, and with or without a cache of keys and values."""
     training = [(module, module.training) for module in model.modules()]
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     cached = getattr(config, "use_cache", None)
     model.eval()
     if cached is not None:
-        setattr(config, "use_cache", cache)  # noqa: B010 - a config of any class
+        config.use_cache = cache
     try:
         yield
     finally:
         if cached is not None:
-            setattr(config, "use_cache", cached)  # noqa: B010
+            config.use_cache = cached
         for module, was_training in training:
             module.training = was_training
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Seen:
     """The outputs of a model for the rows of a dataset; None for those that it has not."""
 
-    predictions: Any = None
-    labels: Any = None
-    losses: list[float] = field(default_factory=list)  # one a row
+    predictions: Any
+    labels: Any
+    losses: list[float]  # one a row
 
     def metrics(self, compute: Callable[[EvalPrediction], dict[str, Any]] | None) -> dict[str, Any]:
         """The mean loss, and what a user's function computes from outputs and labels."""
@@ -59,31 +59,19 @@ def see(
         look: the loss, outputs and labels of a batch; None for what it has not.
         keep: whether outputs and labels are kept.
     """
-    seen = Seen()
+    losses, predictions, references = list[float](), EvalLoopContainer(), EvalLoopContainer()
     for batch in batches:
         loss, outputs, labels = look(batch)
-        seen.losses += [] if loss is None else [float(loss)] * (find_batch_size(batch) or batches.size)
+        losses += [] if loss is None else [float(loss)] * (find_batch_size(batch) or batches.size)
         if keep:
-            seen.predictions, seen.labels = _joined(seen.predictions, outputs), _joined(seen.labels, labels)
+            predictions.add(outputs)
+            references.add(labels)
         on_batch()
-    seen.predictions, seen.labels = _on_the_cpu(seen.predictions), _on_the_cpu(seen.labels)
-    return seen
-
-
-def _joined(before: Any, more: Any) -> Any:
-    return more if before is None else nested_concat(before, more)
-
-
-def _on_the_cpu(tensors: Any) -> Any:
-    return None if tensors is None else nested_numpify(tensors)
+    return Seen(predictions.get_arrays(), references.get_arrays(), losses)
 
 
 def outputs_of(model: nn.Module, inputs: Any) -> Any:
-    """The outputs of a model for a batch of named arguments.
-
-    Raises:
-        FedKSeedError: the batch has no names.
-    """
+    """The outputs of a model for a batch of named arguments; one without names is refused."""
     if not isinstance(inputs, Mapping):
         raise FedKSeedError(
             f"{type(model).__name__} can't be called with {_described(inputs)}, which names no arguments: give "
@@ -93,11 +81,7 @@ def outputs_of(model: nn.Module, inputs: Any) -> Any:
 
 
 def loss_and_outputs(model: nn.Module, inputs: Any, label_names: Sequence[str]) -> tuple[Any, Any]:
-    """The loss that a model returns for a batch with labels, and all that it returns.
-
-    Raises:
-        FedKSeedError: it returns none.
-    """
+    """The loss that a model returns for a batch with labels, and all that it returns; one without a loss is refused."""
     outputs = outputs_of(model, inputs)
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
     if loss is None:

@@ -32,9 +32,7 @@ class Tuned:
 
     state: State
     reports: list[Report]  # one a round
-    adapter: (
-        Adapter  # the tuned model as a file of 4 bytes a direction: adapter.save(path), fedkseed.apply(model, path)
-    )
+    adapter: Adapter  # the tuned model, in a file of 4 bytes a direction: adapter.save, fedkseed.apply
 
 
 class Parties:
@@ -110,11 +108,7 @@ class Parties:
         return float(self.loss(self.model, batch))
 
     def cohort(self, round_: int, size: int | None = None) -> list[int]:
-        """The clients of a round: a random draw, or all.
-
-        Raises:
-            FedKSeedError: there are fewer clients than the cohort, or it is empty.
-        """
+        """The clients of a round: a random draw of `size`, or all."""
         count = len(self.batches)
         if size is not None and not 1 <= size <= count:
             raise FedKSeedError(f"a cohort of {size} can't be drawn from {count} clients")
@@ -133,23 +127,10 @@ class Parties:
     def finish(self, state: State) -> Adapter:
         """Write the weights of a state into the model, let go of it, and return them as an adapter."""
         self.load(state)
-        weights = self.weights
-        about = {
-            "model": type(self.model).__name__,
-            "dtype": "",
-            "template": "",
-            "separator": "",
-            "rounds": state.round,
-        }
-        adapter = Adapter(
-            weights.pool,
-            weights.c.copy(),
-            weights.base_digest.hex(),
-            weights.digest().hex(),
-            self.patterns,
-            about,
-            self.basis,
-        )
+        weights, unknown = self.weights, dict.fromkeys(("dtype", "template", "separator"), "")
+        origin = {"model": type(self.model).__name__, **unknown, "rounds": state.round}
+        base, digest = weights.base_digest.hex(), weights.digest().hex()
+        adapter = Adapter(weights.pool, weights.c.copy(), base, digest, self.patterns, origin, self.basis)
         weights.keep()
         self._give_back()
         return adapter

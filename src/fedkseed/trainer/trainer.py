@@ -6,6 +6,7 @@ batches, directions and cohorts are functions of the seed and the step, so that 
 never stopped.
 """
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,42 +16,25 @@ from typing import Any
 
 from safetensors.torch import save_model
 from torch import nn
-from transformers import TrainingArguments
+from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import trainer_utils as utils
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
-from transformers.trainer_callback import (
-    CallbackHandler,
-    DefaultFlowCallback,
-    ExportableState,
-    PrinterCallback,
-    ProgressCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-)
-from transformers.trainer_utils import (
-    EvalPrediction,
-    PredictionOutput,
-    SaveStrategy,
-    TrainOutput,
-    get_last_checkpoint,
-    rotate_checkpoints,
-    speed_metrics,
-)
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, ExportableState, PrinterCallback
+from transformers.trainer_utils import EvalPrediction, PredictionOutput, SaveStrategy, TrainOutput
 from transformers.utils.generic import find_labels
 
 from ..errors import FedKSeedError
 from ..files import border
-from ..local.optimizers import Optimizer
 from ..local.schedules import require_settings
 from ..local.work import LocalWork
-from ..round import Report
+from ..round import Report, run_round
 from ..weights.adapter import NAME, Adapter
 from . import checkpoints
 from .arguments import require_obeyed, schedule
-from .datasets import Batches, Collator, columns_of, shares, shuffled
+from .datasets import Batches, Collator, shares, shuffled
 from .outputs import evaluating, labels_of, loss_and_outputs, outputs_of, predictions_in, see
 from .own_model import Parties
-from .training import UNTIL_FOUND, Tally, Training, TrainingPlan, begun, identity, searched_eps, step_, steps_an_epoch
+from .training import UNTIL_FOUND, Tally, Training, TrainingPlan, identity, searched_eps
 
 SEARCH = "search"  # eps
 
@@ -129,49 +113,33 @@ class Trainer:
         self.compute_metrics, self._compute_loss = compute_metrics, compute_loss
         self.label_names = args.label_names or find_labels(type(model)) or ["labels"]
         every = compute_loss is not None or not args.remove_unused_columns  # a user's loss may read any column
-        columns = None if every else columns_of(model, self.label_names)
+        inputs = () if every else inspect.signature(model.forward).parameters
+        columns = None if every else frozenset({*inputs, *self.label_names, "label", "label_ids"})
         self.data_collator = Collator(args.device, columns, client_column, data_collator, processing_class)
         datasets = shares(train_dataset, client_column)
         self.clients = list(datasets)
-        batches = [self._batches(number, rows) for number, rows in enumerate(datasets.values())]
-        an_epoch = steps_an_epoch(batches, (cohort or len(batches)) * local_steps)
+        batch_size, drop_last = args.per_device_train_batch_size, args.dataloader_drop_last
+        batches = [
+            Batches(rows, batch_size, self.data_collator, shuffled(args.seed, number, len(rows)), drop_last)
+            for number, rows in enumerate(datasets.values())
+        ]
+        an_epoch = math.ceil(sum(map(len, batches)) / ((cohort or len(batches)) * local_steps))
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * an_epoch)
-        # The server's Adam has the moments where a client takes one step.
         moments = steps_of == "adam" and local_steps == 1
         kind, known_eps = "sgd" if moments else steps_of, None if isinstance(eps, str) else eps
         first_eps = UNTIL_FOUND if known_eps is None else known_eps
-        self.plan = TrainingPlan(
-            batches=batches,
-            cohort=cohort,
-            local=LocalWork(steps, kind, local_steps, lr=args.learning_rate, eps=first_eps, probes=probes, clip=clip),
-            server=Optimizer("adam") if moments else Optimizer(),
-            eps=known_eps,
-            searches=known_eps is None and steps_of == "two points",
-            wire=wire or ("exact" if len(batches) == 1 else "compact"),
-            seed=args.seed,
-            rate=schedule(args, steps),
-            options=options,
-        )
+        local = LocalWork(steps, kind, local_steps, lr=args.learning_rate, eps=first_eps, probes=probes, clip=clip)
+        wire, rate = wire or ("exact" if len(batches) == 1 else "compact"), schedule(args, steps)
+        self.plan = TrainingPlan(batches, an_epoch, cohort, local, moments, known_eps, wire, args.seed, rate, options)
         self.training: Training | None = None
         self.adapter: Adapter | None = None
         self._at_work = False
         self.state, self.control = TrainerState(), TrainerControl()
-        self.callback_handler: Any = CallbackHandler(
-            [
-                DefaultFlowCallback,
-                *get_reporting_integration_callbacks(args.report_to),
-                *(callbacks or ()),
-                PrinterCallback if args.disable_tqdm else ProgressCallback,
-            ],
-            self.model, processing_class, None, None,
-        )  # fmt: skip
+        reporting = get_reporting_integration_callbacks(args.report_to)
+        shown = PrinterCallback if args.disable_tqdm else ProgressCallback
+        every_callback = [DefaultFlowCallback, *reporting, *(callbacks or ()), shown]
+        self.callback_handler: Any = CallbackHandler(every_callback, self.model, processing_class, None, None)
         self._tell("on_init_end")
-
-    def _batches(self, number: int, rows: Any) -> Batches:
-        """The batches of a client."""
-        args = self.args
-        order = shuffled(args.seed, number, len(rows))
-        return Batches(rows, args.per_device_train_batch_size, self.data_collator, order, args.dataloader_drop_last)
 
     @property
     def batches(self) -> Sequence[Batches]:
@@ -205,8 +173,6 @@ class Trainer:
         call = getattr(self.callback_handler, event)
         self.control = call(self.args, self.state, self.control, *arguments)
 
-    # --- training ---------------------------------------------------------------------------------
-
     def train(self, resume_from_checkpoint: str | Path | bool | None = None) -> TrainOutput:
         """Tune the model, which then holds the tuned weights.
 
@@ -221,17 +187,13 @@ class Trainer:
         start, plan, checkpoint = time.time(), self.plan, self._checkpoint_of(resume_from_checkpoint)
         with evaluating(self.model, self.args.use_cache):
             parties = Parties(
-                self.model,
-                lambda model, batch: self.compute_loss(model, batch),
-                plan.batches,
-                plan.local,
-                seed=plan.seed,
-                wire=plan.wire,
-                **plan.options,
+                self.model, self.compute_loss, plan.batches, plan.local, seed=plan.seed, wire=plan.wire, **plan.options
             )
             self._at_work = True
             try:
-                self.training = training = begun(plan, parties)
+                parties.cohort(0, plan.cohort)  # refuses one that can't be drawn
+                parties.strategy = plan.strategy(parties.strategy.settings, 0, plan.local.eps)
+                self.training = training = Training(parties, parties.strategy.server.init(), plan.eps)
                 first = self._begin(training, checkpoint)
                 self._steps(training)
                 best = self.state.best_model_checkpoint if self.args.load_best_model_at_end else None
@@ -242,9 +204,10 @@ class Trainer:
                 raise
             finally:
                 self._at_work = False
-        steps, mean = self.state.global_step - first, training.tally.mean
-        rows = self.args.per_device_train_batch_size * plan.local.steps * plan.clients_a_step * steps
-        metrics = speed_metrics("train", start, num_samples=rows, num_steps=steps) | {"train_loss": mean}
+        steps, tally = self.state.global_step - first, training.tally
+        mean = tally.total / tally.steps if tally.steps else math.nan
+        rows = self.args.per_device_train_batch_size * plan.local.steps * (plan.cohort or len(plan.batches)) * steps
+        metrics = utils.speed_metrics("train", start, num_samples=rows, num_steps=steps) | {"train_loss": mean}
         self._log(metrics)
         self._tell("on_train_end")
         return TrainOutput(self.state.global_step, mean, metrics)
@@ -262,13 +225,18 @@ class Trainer:
         """Go on from a checkpoint, or begin with the search of eps; returns the steps that are done."""
         self.state = TrainerState()
         if checkpoint is not None:
-            self._resume(training, checkpoint)
-        elif self.plan.searches:
+            training.server, self.state, facts = checkpoints.read(checkpoint, identity(self.plan, training.parties))
+            training.tally, training.logged, training.eps = Tally(**facts["tally"]), facts["logged"], facts["eps"]
+            saved: Any = self.state.stateful_callbacks
+            for callback in self.callback_handler.callbacks:
+                for name, attribute in saved.get(type(callback).__name__, {}).get("attributes", {}).items():
+                    setattr(callback, name, attribute)
+        elif self.plan.eps is None and self.plan.local.steps_of == "two points":
             training.eps = searched_eps(training.parties, self.plan.seed)
         state, plan = self.state, self.plan
-        state.max_steps, state.num_train_epochs = plan.steps, math.ceil(plan.steps / plan.steps_an_epoch)
+        state.max_steps, state.num_train_epochs = plan.local.rounds, math.ceil(plan.local.rounds / plan.steps_an_epoch)
         state.train_batch_size = self.args.per_device_train_batch_size
-        state.compute_steps(self.args, plan.steps)
+        state.compute_steps(self.args, plan.local.rounds)
         self.callback_handler.train_dataloader = plan.batches[0] if len(plan.batches) == 1 else plan.batches
         self._tell("on_train_begin")
         if self.args.eval_on_start and not state.global_step:
@@ -278,12 +246,17 @@ class Trainer:
     def _steps(self, training: Training) -> None:
         """Take the steps that are left."""
         state, plan, in_epoch = self.state, self.plan, False
-        while state.global_step < plan.steps and not self.control.should_training_stop:
+        while state.global_step < plan.local.rounds and not self.control.should_training_stop:
             number = state.global_step
             if not in_epoch:
                 self._tell("on_epoch_begin")
             self._tell("on_step_begin")
-            step_(training, plan, number)
+            parties, eps = training.parties, plan.local.eps if training.eps is None else training.eps
+            parties.strategy = plan.strategy(parties.strategy.settings, number, eps)
+            cohort = parties.cohort(number, plan.cohort)
+            training.server, report = run_round(parties.strategy, training.server, cohort, parties.transport)
+            training.reports.append(report)
+            training.tally.add_(report)
             state.global_step += 1
             state.epoch = state.global_step / plan.steps_an_epoch
             self._tell("on_step_end")
@@ -293,7 +266,7 @@ class Trainer:
                     "a callback has set should_epoch_stop; batches here follow from the number of the step, so that an "
                     "epoch can't be cut short: set should_training_stop"
                 )
-            whole = state.global_step % plan.steps_an_epoch == 0 or state.global_step == plan.steps
+            whole = state.global_step % plan.steps_an_epoch == 0 or state.global_step == plan.local.rounds
             in_epoch = not (whole or self.control.should_training_stop)
             if not in_epoch:
                 self._tell("on_epoch_end")
@@ -308,7 +281,15 @@ class Trainer:
                 logs |= {"bytes_down": last.bytes_down, "bytes_up": last.bytes_up}  # of a client in this round
             self._log(logs)
         if self.control.should_evaluate:
-            better = self._is_best(self._evaluate(training))
+            metrics, better = self._evaluate(training), False
+            if (name := self.args.metric_for_best_model) is not None:
+                name = name if name.startswith("eval_") else f"eval_{name}"
+                if name not in metrics:
+                    raise FedKSeedError(f"metric_for_best_model is {name}, an evaluation has only {', '.join(metrics)}")
+                score, best = metrics[name], self.state.best_metric
+                better = best is None or (score > best if self.args.greater_is_better else score < best)
+                if better:
+                    self.state.best_metric, self.state.best_global_step = score, self.state.global_step
             if self.args.save_strategy == SaveStrategy.BEST:
                 self.control.should_save = better
         if self.control.should_save:
@@ -320,18 +301,14 @@ class Trainer:
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self._tell("on_log", logs)
 
-    # --- evaluation -------------------------------------------------------------------------------
-
     def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """The mean loss over rows, and `compute_metrics`, of the model as it is now."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             raise FedKSeedError("there is nothing to evaluate on; give eval_dataset")
         if isinstance(dataset, Mapping):
-            of_all: dict[str, float] = {}
-            for name, rows in dataset.items():
-                of_all |= self.evaluate(rows, f"{metric_key_prefix}_{name}")
-            return of_all
+            sets = [self.evaluate(rows, f"{metric_key_prefix}_{name}") for name, rows in dataset.items()]
+            return {metric: score for scores in sets for metric, score in scores.items()}
         metrics = self._predicted(dataset, metric_key_prefix, self.compute_metrics is not None).metrics or {}
         self._log(dict(metrics))
         self._tell("on_evaluate", metrics)
@@ -356,7 +333,7 @@ class Trainer:
             seen = see(batches, self._look, keep, lambda: self._tell("on_prediction_step"))
         metrics = seen.metrics(self.compute_metrics)
         named = {key if key.startswith(f"{prefix}_") else f"{prefix}_{key}": number for key, number in metrics.items()}
-        named |= speed_metrics(prefix, start, num_samples=len(dataset), num_steps=len(batches))
+        named |= utils.speed_metrics(prefix, start, num_samples=len(dataset), num_steps=len(batches))
         return PredictionOutput(seen.predictions, seen.labels, named)
 
     def _look(self, batch: Any) -> tuple[Any, Any, Any]:
@@ -366,21 +343,6 @@ class Trainer:
             return None, predictions_in(self.model, outputs_of(self.model, batch)), None
         loss, outputs = self.compute_loss(self.model, batch, return_outputs=True)
         return loss, predictions_in(self.model, outputs), labels
-
-    def _is_best(self, metrics: dict[str, float]) -> bool:
-        """True if an evaluation is the best so far, by `metric_for_best_model`."""
-        if (name := self.args.metric_for_best_model) is None:
-            return False
-        name = name if name.startswith("eval_") else f"eval_{name}"
-        if name not in metrics:
-            raise FedKSeedError(f"metric_for_best_model is {name}, an evaluation has only {', '.join(metrics)}")
-        score, best = metrics[name], self.state.best_metric
-        better = best is None or (score > best if self.args.greater_is_better else score < best)
-        if better:
-            self.state.best_metric, self.state.best_global_step = score, self.state.global_step
-        return better
-
-    # --- files ------------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | Path | None = None) -> None:
         """Write the model as its own `save_pretrained` does, or as model.safetensors; once trained, the adapter, too.
@@ -418,21 +380,13 @@ class Trainer:
         about = identity(self.plan, training.parties)
         facts = {"identity": about, "eps": training.eps, "logged": training.logged, "tally": asdict(training.tally)}
         checkpoints.write(path, training.server, state, facts)
-        rotate_checkpoints(str(self._output), self.args.save_total_limit, state.best_model_checkpoint)
+        utils.rotate_checkpoints(str(self._output), self.args.save_total_limit, state.best_model_checkpoint)
 
     def _checkpoint_of(self, asked: str | Path | bool | None) -> Path | None:
         """The folder of the checkpoint that is asked for."""
         if asked is not True:
             return Path(asked) if asked else None
-        last = get_last_checkpoint(str(self._output)) if self._output.is_dir() else None
+        last = utils.get_last_checkpoint(str(self._output)) if self._output.is_dir() else None
         if last is None:
             raise FedKSeedError(f"there is no checkpoint in {self._output}; train without resume_from_checkpoint")
         return Path(last)
-
-    def _resume(self, training: Training, checkpoint: Path) -> None:
-        training.server, self.state, facts = checkpoints.read(checkpoint, identity(self.plan, training.parties))
-        training.tally, training.logged, training.eps = Tally(**facts["tally"]), facts["logged"], facts["eps"]
-        saved: Any = self.state.stateful_callbacks
-        for callback in self.callback_handler.callbacks:
-            for name, attribute in saved.get(type(callback).__name__, {}).get("attributes", {}).items():
-                setattr(callback, name, attribute)
