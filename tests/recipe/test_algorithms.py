@@ -104,7 +104,9 @@ def test_reading_a_recipe_runs_nothing_that_it_names(tmp_path, model_folder, dat
 def test_a_mixed_federation_trains_and_a_stopped_run_ends_the_same(name, tmp_path, model_folder, data_file):
     lines = {"alpha": "alpha = 1.0\nbackpropagating = 0.5", "eps": "eps = 1e-3\n[derivatives]\nlr = 3e-3\nsteps = 4"}
     recipe = recipe_of(name, tmp_path, model_folder, data_file, **lines)
-    assert len(Simulation(recipe).backpropagating) == 2
+    simulation = Simulation(recipe)
+    setup, clients = simulation.setup, range(len(simulation.shares.clients))
+    assert sum(setup.graph_of(number, len(clients)) == setup._graph_of_all_layers for number in clients) == 2
     whole = start(recipe, tmp_path / "whole")
     change = paired_change(whole.before.losses, whole.after.losses)
     assert change.mean < -2 * change.error, f"{change}"

@@ -23,6 +23,7 @@ from fedkseed.weights.basis_file import load_basis, save_basis
 from fedkseed.weights.layout import Layout
 
 from ..conftest import recipe_text, small_basis, tiny_llama
+from ..run import synthetic
 
 DIGEST = "ab" * 32
 
@@ -43,9 +44,6 @@ def write(tmp_path, model_folder, data_file, basis_file):
 
 def directions(**keys) -> Recipe:
     return parse({"model": {"name": "x"}, "directions": keys})
-
-
-# --- recipes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -110,9 +108,6 @@ def test_pin_writes_the_digest(write, basis_file):
     assert pin(path)["directions"] == {"basis_digest": again.digest().hex()}
 
 
-# --- runs ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", ["separable", "informed", "mixed"])
 @pytest.mark.parametrize("algorithm", ["fedkseed", "fedkseed-pro", "fedkseed-plus", "fedkseed-backprop"])
 def test_algorithms_of_k_numbers_tune_a_model(write, tmp_path, family, algorithm):
@@ -159,19 +154,7 @@ def test_algorithms_with_other_pools_refuse_and_those_without_directions_do_not(
 def test_a_run_that_was_killed_goes_on_to_the_same_digest(write, tmp_path, monkeypatch, family):
     recipe = load_recipe(write(family))
     whole = start(recipe, tmp_path / "whole")
-
-    class Killed(BaseException):
-        pass
-
-    def killed(self, state, *rest, own=Simulation.round):
-        if state.round == 2:
-            raise Killed
-        return own(self, state, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Simulation, "round", killed)
-        with pytest.raises(Killed):
-            start(recipe, tmp_path / "killed")
+    synthetic.start_and_stop(recipe, tmp_path / "killed", monkeypatch)
     assert Store(tmp_path / "killed").load_recipe().directions.basis_digest is not None
     assert resume(tmp_path / "killed").digest == whole.digest
 

@@ -40,11 +40,7 @@ CASES: list[tuple[Where, Tables, Tables]] = [
     (Where.ALWAYS, CLIENTS | {"asynchronous": {"buffer": 2}}, {"asynchronous": None}),
     (Where.ALWAYS, CLIENTS | {"trust": {"rule": "median"}}, {"trust": {"rule": "mean"}}),
     (Where.ALWAYS, EXAMPLES | algorithm("fedkseed-plus", epochs=1), algorithm("fedkseed-plus", steps=5)),
-    (
-        Where.ALWAYS,
-        CLIENTS | {"trust": {"guard": 1.0}, "evaluation": {"every": 1}},
-        {"trust": {}},
-    ),
+    (Where.ALWAYS, CLIENTS | {"trust": {"guard": 1.0}, "evaluation": {"every": 1}}, {"trust": {}}),
     (Where.ALWAYS, CLIENTS | ROWS, FILE),
     (
         Where.ALWAYS,
@@ -59,16 +55,8 @@ CASES: list[tuple[Where, Tables, Tables]] = [
     (Where.ALWAYS, {"asynchronous": {"buffer": 201}}, {"asynchronous": {"buffer": 200}}),
     (Where.ALWAYS, {"asynchronous": {"concurrency": 201}}, {"asynchronous": {"concurrency": 200}}),
     (Where.ALGORITHM, algorithm("fedkseed", wire="sign"), algorithm("fedkseed", wire="sign", lr=1e-6)),
-    (
-        Where.ALGORITHM,
-        algorithm("fedavg") | {"model": {"name": "x", "storage": "Q8_0"}},
-        {"model": {"name": "x"}},
-    ),
-    (
-        Where.ALGORITHM,
-        algorithm("fedavg") | {"evaluation": {"every": 1, "best": "loss"}},
-        {"evaluation": {"every": 1}},
-    ),
+    (Where.ALGORITHM, algorithm("fedavg") | {"model": {"name": "x", "storage": "Q8_0"}}, {"model": {"name": "x"}}),
+    (Where.ALGORITHM, algorithm("fedavg") | {"evaluation": {"every": 1, "best": "loss"}}, {"evaluation": {"every": 1}}),
     (
         Where.ALGORITHM,
         algorithm("decomfl") | {"directions": {"family": "separable"}},
@@ -91,11 +79,7 @@ CASES: list[tuple[Where, Tables, Tables]] = [
         algorithm("fedkseed"),
     ),
     (Where.ALGORITHM, SECURE | algorithm("fedkseed-pro"), algorithm("fedkseed")),
-    (
-        Where.ALGORITHM,
-        SECURE | algorithm("fedkseed-plus") | {"directions": {"shared": True}},
-        {"directions": {}},
-    ),
+    (Where.ALGORITHM, SECURE | algorithm("fedkseed-plus") | {"directions": {"shared": True}}, {"directions": {}}),
     (Where.ALGORITHM, CLIENTS | algorithm("fedkseed-pro"), algorithm("fedkseed")),
     (Where.ALGORITHM, CLIENTS | algorithm("uplink-seeds"), algorithm("fedkseed")),
     (Where.STATED, algorithm("fedkseed-plus", lr=1e-3), algorithm("fedkseed-plus") | {"derivatives": {"lr": 1e-3}}),

@@ -86,11 +86,7 @@ def test_what_is_not_allowed_is_refused_with_a_hint(change, message):
         ("fedavg", "eps = 1e-3", r"\[training\] eps would change nothing"),
         ("evofed", "clip = 2.0", r"\[training\] clip would change nothing"),
         ("fedkseed", "epochs = 2", r"\[training\] epochs would change nothing: .* set \[training\] steps"),
-        (
-            "fedkseed",
-            "[derivatives]\nlr = 1e-3",
-            r"\[derivatives\] lr would change nothing: .* set \[training\]",
-        ),
+        ("fedkseed", "[derivatives]\nlr = 1e-3", r"\[derivatives\] lr would change nothing: .* set \[training\]"),
         ("fedkseed-pro", "[derivatives]\nsteps = 4", r"\[derivatives\] steps would change nothing"),
         ("fedavg", "[peft]\nrank = 4", r"\[peft\] rank would change nothing: it is of adapters"),
     ],

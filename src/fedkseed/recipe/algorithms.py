@@ -216,22 +216,14 @@ ALGORITHMS = {
 
 
 def algorithm_of(name: str) -> Algorithm:
-    """The table's row of a name; for a name of the user's own code, FILE.py:NAME, that file is run.
-
-    Raises:
-        FedKSeedError: there is no such algorithm.
-    """
+    """The table's row of a name; for a name of the user's own code, FILE.py:NAME, that file is run."""
     require_known(name)
     setting = "[training] algorithm"
     return ALGORITHMS.get(name) or own_code.load(name, setting, "Algorithm", lambda row: isinstance(row, Algorithm))
 
 
 def require_known(name: str) -> None:
-    """Refuse a name that no algorithm has; one of the user's own code is not looked up.
-
-    Raises:
-        FedKSeedError: the message has the nearest known name.
-    """
+    """Refuse a name that no algorithm has, with the nearest known one; one of the user's own code is not looked up."""
     if name in ALGORITHMS or own_code.is_own(name):
         return
     near = get_close_matches(name, ALGORITHMS, 1)

@@ -9,13 +9,9 @@ from .schema import Recipe
 
 
 def with_basis(recipe: Recipe) -> tuple[Recipe, Basis | None]:
-    """The recipe with its basis' digest, and the basis.
+    """The recipe with its basis' digest, and the basis, which must have the digest that the recipe says.
 
-    A recipe that names a digest and no file is returned as it is, without a basis: a party that adds up K numbers needs
-    no more.
-
-    Raises:
-        FedKSeedError: the file can't be read, or has another digest than the recipe says.
+    A recipe that names no file is returned as it is, without a basis: a party that adds up K numbers needs no more.
     """
     directions = recipe.directions
     if directions.basis is None:

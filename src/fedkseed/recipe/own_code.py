@@ -36,7 +36,14 @@ def load(name: str, setting: str, what: str, fits: Callable[[Any], bool]) -> Any
         FedKSeedError: there is no such file, module or member, or the member is of another kind.
     """
     place, _, member = name.rpartition(":")
-    names = _file(place, name, setting) if place.endswith(".py") else _module(place, name, member, setting)
+    if place.endswith(".py"):
+        names = _file(place, name, setting)
+    else:
+        try:
+            names = vars(import_module(place))
+        except ModuleNotFoundError as error:
+            hint = f"install it, or name a file as 'FILE.py:{member}'"
+            raise FedKSeedError(f"{setting} = {name!r}: {error}; {hint}") from error
     if not fits(names.get(member)):
         there = ", ".join(key for key, value in names.items() if fits(value)) or "none"
         raise FedKSeedError(f"{setting} = {name!r}: {place} has no {what} {member!r}; its {what}s are: {there}")
@@ -59,11 +66,3 @@ def _file(place: str, name: str, setting: str) -> dict[str, Any]:
             del sys.modules[key]
             raise
     return vars(sys.modules[key])
-
-
-def _module(place: str, name: str, member: str, setting: str) -> dict[str, Any]:
-    try:
-        return vars(import_module(place))
-    except ModuleNotFoundError as error:
-        hint = f"install it, or name a file as 'FILE.py:{member}'"
-        raise FedKSeedError(f"{setting} = {name!r}: {error}; {hint}") from error

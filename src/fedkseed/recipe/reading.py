@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from ..errors import FedKSeedError
 from ..files import read_whole
 from .algorithms import require_known
-from .rules import Where, require_legal
+from .rules import Where, broken_rules, require_legal
 from .schema import Recipe
 
 MAX_BYTES = 1 << 16  # of a recipe, as of one that travels; the longest of ours has 2 KB
@@ -43,16 +43,10 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
 
 
 def own_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
-    """Read a recipe that a user wants to run, and refuse settings in it that its algorithm would ignore.
-
-    Raises:
-        FedKSeedError: see `load_recipe`; or a setting would be ignored: the message names the one that counts.
-    """
+    """Read a recipe that a user wants to run, as `load_recipe`, and refuse settings that its algorithm would ignore."""
     recipe = load_recipe(path, changes)
-    try:
-        require_legal(recipe, Where.STATED)
-    except FedKSeedError as error:
-        raise FedKSeedError(f"{path}: {error}") from error
+    for _, message in broken_rules(recipe, Where.STATED):
+        raise FedKSeedError(f"{path}: {message}")
     return recipe
 
 
@@ -92,11 +86,7 @@ def _value(text: str) -> Any:
 
 
 def tables(data: bytes) -> dict[str, Any]:
-    """The tables of a TOML file, which may come from a stranger.
-
-    Raises:
-        FedKSeedError: the bytes are no TOML, or are made to take memory.
-    """
+    """The tables of a TOML file of a stranger; bytes that are none, or made to take memory, are refused."""
     if len(data) > MAX_BYTES:
         raise FedKSeedError(f"not valid TOML of ours: at most {MAX_BYTES:,} bytes go, got {len(data):,}")
     if (dots := max(line.count(b".") for line in data.split(b"\n"))) > MAX_DOTS:
@@ -116,11 +106,7 @@ def parse(table: dict[str, Any]) -> Recipe:
 
 
 def typed(kind: type[Table], table: dict[str, Any]) -> Table:
-    """The typed form of the tables of a TOML file.
-
-    Raises:
-        FedKSeedError: a key is unknown (the message has the nearest known one) or a value is not allowed.
-    """
+    """The typed form of the tables of a TOML file; unknown keys and values that are not allowed are refused."""
     try:
         return kind.model_validate(table)
     except ValidationError as error:

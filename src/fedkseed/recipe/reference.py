@@ -35,8 +35,9 @@ def _tables(kind: type[BaseModel], place: tuple[str, ...]) -> Iterator[str]:
         several = "list[" in str(field.annotation)
         title = f"[[{'.'.join(path)}]]" if several else f"[{'.'.join(path)}]"
         about = (inspect.getdoc(inner) or "").replace("\n\n", "\n").split("\n")
-        optional = "" if several or not _optional(field.annotation) else "\nWithout the table it is off.\n"
-        yield f"## {title}\n\n" + "\n".join(about) + "\n" + optional
+        optional = not several and type(None) in getattr(field.annotation, "__args__", ())
+        about += ["", "Without the table it is off."] if optional else []
+        yield f"## {title}\n\n" + "\n".join(about) + "\n"
         yield _rows(inner)
         yield from _tables(inner, path)
 
@@ -50,7 +51,7 @@ def _rows(kind: type[BaseModel]) -> str:
         if table_of(field.annotation) is not None:
             continue
         values = _values(schema["properties"][name], known)
-        default = "needed" if field.is_required() else _written(field.default)
+        default = "needed" if field.is_required() else "none" if field.default is None else f"`{_toml(field.default)}`"
         meaning = said.get(name) or field.description or ""
         lines.append(f"| `{name}` | {_cell(values)} | {_cell(default)} | {_cell(meaning)} |")
     return "\n".join(lines) + "\n"
@@ -94,19 +95,11 @@ def _short(limit: float) -> str:
     return f"2^{limit.bit_length() - 1}" if isinstance(limit, int) and limit > 1 << 32 else f"{limit:g}"
 
 
-def _written(value: Any) -> str:
-    return "none" if value is None else f"`{_toml(value)}`"
-
-
 def _toml(value: Any) -> str:
     """A value as TOML writes it."""
     if value == {}:
         return "{}"
     return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
-
-
-def _optional(annotation: Any) -> bool:
-    return type(None) in getattr(annotation, "__args__", ())
 
 
 def _cell(text: str) -> str:

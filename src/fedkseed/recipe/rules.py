@@ -22,15 +22,15 @@ class Where(Enum):
 
     ALWAYS = auto()  # for every recipe, by its text alone
     ALGORITHM = auto()  # for every recipe whose algorithm is known: a user's own is known once its file has been run
-    STATED = auto()  # for what a user's file states: a run's recipe states all settings, those that do nothing too
+    STATED = auto()  # for what a user's file states and would do nothing: a run's recipe states all settings
     RUN = auto()  # where a run begins: it needs numbers that `fedkseed tune` finds, so a recipe without them is read
-    SIMULATION = auto()
+    SIMULATION = auto()  # in which one model stands in for all clients
     NETWORK = auto()  # for servers and clients, which all have files of their own
     PEERS = auto()  # for clients without a server
     PAGE = auto()  # for a server that clients join by a page in their browser
     FLOWER_SERVER = auto()
     FLOWER_ENGINE = auto()  # for a simulation by Flower
-    REMARK = auto()  # refuses nothing: the run says it, and goes on
+    REMARK = auto()  # for what is allowed and hardly meant: the run says it, and goes on
 
 
 OF_ALGORITHMS = (Where.ALGORITHM, Where.STATED, Where.REMARK)  # whose rules say nothing of a user's own algorithm
@@ -39,13 +39,10 @@ Condition: TypeAlias = Callable[[Recipe, Algorithm], object]
 
 
 def checked_algorithm(recipe: Recipe, *places: Where) -> Algorithm:
-    """The algorithm of a recipe that is to be run; a file of the user's that has it is run.
+    """The algorithm of a legal recipe that is to be run; a file of the user's that has it is run.
 
     Args:
         places: further places whose rules hold.
-
-    Raises:
-        FedKSeedError: no algorithm has the name, or the recipe breaks a rule.
     """
     algorithm = algorithm_of(recipe.training.algorithm)
     require_legal(recipe, Where.ALWAYS, Where.ALGORITHM, Where.RUN, *places, algorithm=algorithm)
@@ -53,13 +50,10 @@ def checked_algorithm(recipe: Recipe, *places: Where) -> Algorithm:
 
 
 def require_legal(recipe: Recipe, *places: Where, algorithm: Algorithm | None = None) -> None:
-    """Refuse a recipe that breaks a rule of some places.
+    """Refuse a recipe that breaks a rule of some places, with the message of the first.
 
     Args:
         algorithm: the recipe's; None: the built-in one of its name. Code of the user's is neither run nor looked at.
-
-    Raises:
-        FedKSeedError: the message of the first rule that is broken.
     """
     for _, message in broken_rules(recipe, *places, algorithm=algorithm):
         raise FedKSeedError(message)
@@ -136,17 +130,14 @@ RULES: dict[Where, dict[str, Condition]] = {
         "[secure] hides uploads from the server, and [trust] rule and agreement compare them: choose. Against a "
         "curious server: [trust] rule = 'mean' and agreement = false; "
         "against hostile clients: no [secure]": lambda r, a: r.secure and _compares(r),
-        "[secure] adds up clients that begin a round together; leave [asynchronous] out": lambda r, a: (
-            r.secure and r.asynchronous
+        "[{got}] adds up clients that begin a round together; leave [asynchronous] out": lambda r, a: (
+            r.asynchronous and ((r.secure and "secure") or (r.privacy and "privacy"))
         ),
         "[privacy] norm and [secure] norm are one thing where uploads are masked: give the second": lambda r, a: (
             r.secure and (noise := _protecting(r, "client")) and noise.norm is not None
         ),
         "[privacy] norm is missing: the largest norm of one example's gradient, or of its scalars": lambda r, a: (
             (noise := _protecting(r, "example")) and noise.norm is None
-        ),
-        "[privacy] counts rounds that clients begin together; leave [asynchronous] out": lambda r, a: (
-            r.privacy and r.asynchronous
         ),
         "[privacy] knows how much one client changes a sum, and not what it changes by [trust] rule or agreement: "
         "set rule = 'mean' and agreement = false": lambda r, a: _protecting(r, "client") and _compares(r),
@@ -176,7 +167,6 @@ RULES: dict[Where, dict[str, Condition]] = {
         "[asynchronous] {got} needs as many clients, there are {r.clients.count}": lambda r, a: _beyond(r),
     },
     Where.ALGORITHM: {
-        # What an algorithm can't follow: no setting is ignored in silence.
         "[training] wire = 'sign' moves a coefficient by lr in a step: give it, about that of 'compact' times the mean "
         "|rho| of `fedkseed rounds`": lambda r, a: r.training.wire == "sign" and r.training.lr is None and _draws(a),
         "{name} can't tune a model whose weights are kept {r.model.storage}: "
@@ -198,10 +188,8 @@ RULES: dict[Where, dict[str, Condition]] = {
         "as 'fedkseed'": lambda r, a: _differentiates(r, a) and r.training.objective != "loss",
         "[secure] hides the sizes of single clients' scalars, by which FedKSeed-Pro draws directions: "
         "use fedkseed": lambda r, a: r.secure and not a.sums,
-        "[directions] shared is for scalars, and some clients of this recipe send K numbers: "
-        "leave it out": lambda r, a: (
-            r.secure and r.directions.shared and (a.local != TWO or r.clients.backpropagating > 0)
-        ),
+        "[directions] shared is for scalars, and some clients of this recipe send K numbers: leave it "
+        "out": lambda r, a: r.secure and r.directions.shared and (a.local != TWO or r.clients.backpropagating > 0),
         "[privacy] has no noise for the sizes of single clients' scalars, by which FedKSeed-Pro draws directions and "
         "which everybody could read in its broadcasts: "
         "use fedkseed": lambda r, a: _protecting(r, "client") and not a.sums and a.pooled,
@@ -210,7 +198,6 @@ RULES: dict[Where, dict[str, Condition]] = {
         ),
     },
     Where.STATED: {
-        # What a user's file states and would change nothing.
         "[training] {got} would change nothing: it is of two-point steps, and {name} takes none: "
         "set [derivatives] lr": lambda r, a: a.pooled and a.local not in (ONE, TWO) and _stated(r.training, "lr"),
         "[training] {got} would change nothing: it is of zeroth-order steps, and {name} takes none: "
@@ -226,14 +213,12 @@ RULES: dict[Where, dict[str, Condition]] = {
         ),
     },
     Where.RUN: {
-        # Numbers that `fedkseed tune` finds with a recipe that lacks them.
         "masked uploads need [secure] norm, the largest norm of a client's change: "
         "`fedkseed tune` prints one": lambda r, a: r.secure and r.secure.norm is None,
         "[privacy] norm is missing: the largest norm of a client's change in a round; `fedkseed tune` prints "
         "it": lambda r, a: not r.secure and (noise := _protecting(r, "client")) and noise.norm is None,
     },
     Where.SIMULATION: {
-        # One model on this machine stands in for all clients.
         "clients of {name} remember the rounds that they have seen, and one model stands in for all of them here: "
         "set [clients] at_once = 1": lambda r, a: a.strategy.remembers and r.clients.at_once > 1
     },
@@ -258,9 +243,7 @@ RULES: dict[Where, dict[str, Condition]] = {
         "gained": lambda r, a: [kept for kept in r.evaluation.sets or () if kept.clients is not None],
         "[directions] basis_digest is missing, by which each client checks its own file: `fedkseed serve` writes it, "
         "or `fedkseed pin RECIPE`": lambda r, a: r.directions.informed and r.directions.basis_digest is None,
-        "[asynchronous] plans in virtual time; rounds over a network are synchronous: remove it": lambda r, a: (
-            r.asynchronous
-        ),
+        "[asynchronous] is in virtual time; a network's rounds are synchronous: remove it": lambda r, a: r.asynchronous,
         "clients of {name} have to remember every round, and over a network one that is restarted forgets: "
         "choose another [training] algorithm": lambda r, a: a.strategy.remembers,
         # Servers that stand between the first one and the clients, and hand up sums.
@@ -293,7 +276,6 @@ RULES: dict[Where, dict[str, Condition]] = {
         "can be added up by whoever has another model at the moment": lambda r, a: not (a.pooled and a.sums),
     },
     Where.REMARK: {
-        # Allowed together, and hardly meant.
         "[directions] shared = false: each client draws directions of its own, and the sum along one that few have "
         "drawn tells the server almost what one client sent, masked or not (docs/privacy.md); leave it out, "
         "or add noise by [privacy]": lambda r, a: _draws(a) and not r.directions.shared and r.secure and not r.privacy,

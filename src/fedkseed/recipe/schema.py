@@ -1,9 +1,9 @@
 """A recipe's tables, typed: every key, its default and its limits."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -43,6 +43,16 @@ class Table(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for problem in self.problems():
+            raise ValueError(problem)
+        return self
+
+    def problems(self) -> Iterator[str]:
+        """Sentences on keys of this table that do not go together."""
+        yield from ()
+
 
 class ModelTable(Table):
     """The base model, its storage, and the part of it that is tuned."""
@@ -56,13 +66,9 @@ class ModelTable(Table):
     # Where tuned weights live: docs/engine.md. Models that write to their weights need "materialized".
     mode: Literal["auto", "streamed", "materialized", "in place", "factored"] = "auto"
 
-    @model_validator(mode="after")
-    def _check(self) -> "ModelTable":
+    def problems(self) -> Iterator[str]:
         if self.storage != "dense" and self.mode not in ("auto", "streamed", "factored"):
-            raise ValueError(
-                f"weights kept {self.storage} can't be written to; set mode = 'streamed', not {self.mode!r}"
-            )
-        return self
+            yield f"weights kept {self.storage} can't be written to; set mode = 'streamed', not {self.mode!r}"
 
 
 class DataTable(Table):
@@ -91,11 +97,9 @@ class DataTable(Table):
         template = "official-ni" if table.get("format") == "natural-instructions" else "official-dolly"
         return {"template": template, "separator": ""} | table
 
-    @model_validator(mode="after")
-    def _check(self) -> "DataTable":
+    def problems(self) -> Iterator[str]:
         if (self.columns or self.layout) and self.format != "rows":
-            raise ValueError("columns name the fields of rows, and layout their kind; natural-instructions has its own")
-        return self
+            yield "columns name the fields of rows, and layout their kind; natural-instructions has its own"
 
 
 class ClientsTable(Table):
@@ -127,20 +131,14 @@ class ClientsTable(Table):
             return table
         return ({"min_examples": 20} if table.get("split") == "tasks" else {"count": 200}) | table
 
-    @model_validator(mode="after")
-    def _check(self) -> "ClientsTable":
+    def problems(self) -> Iterator[str]:
         if self.active is not None and self.cohort != type(self).model_fields["cohort"].default:
-            raise ValueError("cohort is a number of clients and active a share of them: give one, not both")
+            yield "cohort is a number of clients and active a share of them: give one, not both"
         if self.count is not None:
             self.cohort_of(self.count)
-        return self
 
     def cohort_of(self, count: int) -> int:
-        """Size of a round's cohort of `count` clients: `cohort`, or the share `active` rounded down, at least 1.
-
-        Raises:
-            FedKSeedError: there are fewer clients than the cohort.
-        """
+        """Size of a cohort of `count` clients: `cohort`, unless they are fewer, or the share `active`, at least 1."""
         if self.active is not None:
             return max(1, int(self.active * count + 1e-9))  # 0.29 * 100 is 28.999…
         if self.cohort > count:
@@ -159,20 +157,18 @@ class DirectionsTable(Table):
     basis: str | None = None  # file of `fedkseed basis`, for the families informed and mixed
     basis_digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of that file; a run fills it in
 
-    @model_validator(mode="after")
-    def _check(self) -> "DirectionsTable":
+    def problems(self) -> Iterator[str]:
         Pool(0, self.size, self.family, bytes(32 * self.informed))  # refuses a size that the family can't have
         if self.size > MAX_BROADCAST:
-            raise ValueError(f"size: at most {MAX_BROADCAST} are sent, got {self.size}")
+            yield f"size: at most {MAX_BROADCAST} are sent, got {self.size}"
         named_one = self.basis is not None or self.basis_digest is not None
         if self.informed and not named_one:
-            raise ValueError(
+            yield (
                 f"the family {self.family} takes its directions from a basis: make one with `fedkseed basis`, and set "
                 "basis = 'FILE'"
             )
         if named_one and not self.informed:
-            raise ValueError(f"the family {self.family} has no basis: leave basis and basis_digest out")
-        return self
+            yield f"the family {self.family} has no basis: leave basis and basis_digest out"
 
     @property
     def factored(self) -> bool:
@@ -187,6 +183,7 @@ class DirectionsTable(Table):
 
 HELD_OUT, VALIDATION = "held-out", "validation"  # the set that is always there, and the part of it that chooses
 OWN_ROWS = "own rows"  # the set of [evaluation] clients
+OWN_FUNCTION = "or a function of yours as 'FILE.py:FUNCTION' or 'PACKAGE.MODULE:FUNCTION'"
 OBJECTIVES = ("loss", "accuracy", "exact match", "rouge")  # the built-in ones
 
 
@@ -209,16 +206,11 @@ class TrainingTable(Table):
     # loss, accuracy, exact match, rouge, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION: docs/evaluation.md.
     objective: str = "loss"
 
-    @model_validator(mode="after")
-    def _check(self) -> "TrainingTable":
+    def problems(self) -> Iterator[str]:
         if self.server == "adam" and self.server_lr is None:
-            raise ValueError("server = 'adam' moves each coefficient by about server_lr a round: give it, 3e-6 or so")
+            yield "server = 'adam' moves each coefficient by about server_lr a round: give it, 3e-6 or so"
         if self.objective not in OBJECTIVES and not own_code.is_own(self.objective):
-            raise ValueError(
-                f"objective is {', '.join(map(repr, OBJECTIVES))}, or a function of yours as 'FILE.py:FUNCTION' or "
-                f"'PACKAGE.MODULE:FUNCTION', got {self.objective!r}"
-            )
-        return self
+            yield f"objective is {', '.join(map(repr, OBJECTIVES))}, {OWN_FUNCTION}, got {self.objective!r}"
 
 
 class DerivativesTable(Table):
@@ -268,11 +260,7 @@ class NetworkTable(Table):
         return range(sum(before[:-1]), sum(before))
 
     def minimum_of(self, cohort: int) -> int:
-        """Number of clients of a cohort, or of shards, that have to answer.
-
-        Raises:
-            FedKSeedError: the minimum is more than the cohort.
-        """
+        """Number of clients of a cohort, or of shards, that have to answer; a minimum above it is refused."""
         most, what = (cohort, "clients of a round") if self.shards is None else (len(self.shards), "shards")
         if self.minimum is not None and self.minimum > most:
             raise FedKSeedError(f"[network] minimum = {self.minimum} is more than the {most} {what}")
@@ -294,11 +282,9 @@ class Simulated(Table):
     clients: Count
     cohort: Count
 
-    @model_validator(mode="after")
-    def _check(self) -> "Simulated":
+    def problems(self) -> Iterator[str]:
         if self.cohort > self.clients:
-            raise ValueError(f"a cohort of {self.cohort} can't be drawn from {self.clients} clients")
-        return self
+            yield f"a cohort of {self.cohort} can't be drawn from {self.clients} clients"
 
 
 class PrivacyTable(Table):
@@ -317,16 +303,14 @@ class PrivacyTable(Table):
     times: Count | None = None  # rounds of the run, at most, in which one client takes part
     simulated: Simulated | None = None  # no protection of the clients that there are
 
-    @model_validator(mode="after")
-    def _check(self) -> "PrivacyTable":
+    def problems(self) -> Iterator[str]:
         if self.epsilon is None and self.noise is None:
-            raise ValueError("[privacy] has neither epsilon nor noise: give epsilon, and delta far below 1 / clients")
+            yield "[privacy] has neither epsilon nor noise: give epsilon, and delta far below 1 / clients"
         if self.unit == "example" and (self.noise is not None or self.simulated is not None or self.colluding):
-            raise ValueError(
+            yield (
                 "[privacy] unit = 'example': each client finds its own noise from epsilon and delta and adds all of "
                 "it; leave noise, simulated and colluding out"
             )
-        return self
 
 
 class TrustTable(Table):
@@ -351,35 +335,27 @@ METRICS = (*OBJECTIVES, "choice")  # the built-in ones
 Examples: TypeAlias = Annotated[int, Field(ge=2)] | Literal["all"]
 
 
-def _name_of_a_set(name: str) -> str:
-    if name in (HELD_OUT, VALIDATION):
-        raise ValueError(f"the name {name!r} is taken: choose another for a further set")
-    if not (0 < len(name) <= 40 and name.isprintable() and name == name.strip() and not set(name) & set(":/")):
-        raise ValueError(
-            f"a name is 1 to 40 printable characters, without a colon or a slash and without space around it, got "
-            f"{name!r}"
-        )
-    return name
-
-
 class HeldOutSetTable(Table):
     """A further held-out set: a file, a category, or rows that are kept back from each client."""
 
-    name: Annotated[str, AfterValidator(_name_of_a_set)]
+    name: str
     path: str | None = None  # a file or a folder of files, read as [data] source is
     held_out: str | None = None  # a category, whose rows no client trains on
     clients: Portion | None = None  # a share or a number of each client's rows, which it does not train on
     examples: Examples | None = None  # None: as many as [evaluation] examples, or all if there are fewer
 
-    @model_validator(mode="after")
-    def _check(self) -> "HeldOutSetTable":
-        sources = [name for name in ("path", "held_out", "clients") if getattr(self, name) is not None]
+    def problems(self) -> Iterator[str]:
+        name = self.name
+        if name in (HELD_OUT, VALIDATION):
+            yield f"the name {name!r} is taken: choose another for a further set"
+        if not (0 < len(name) <= 40 and name.isprintable() and name == name.strip() and not set(name) & set(":/")):
+            yield f"a name is 1 to 40 printable characters, without a colon or a slash, or space around, got {name!r}"
+        sources = [key for key in ("path", "held_out", "clients") if getattr(self, key) is not None]
         if len(sources) != 1:
-            raise ValueError(
+            yield (
                 f"the set {self.name!r} has {' and '.join(sources) or 'no rows'}: give one of path (a file), held_out "
                 "(a category) and clients (a share or a number of each client's rows)"
             )
-        return self
 
 
 class EvaluationTable(Table):
@@ -414,34 +390,29 @@ class EvaluationTable(Table):
         table = ({"best": "loss"} if table.get("patience") is not None else {}) | table
         return ({"validation": 0.5} if table.get("best") is not None else {}) | table
 
-    @model_validator(mode="after")
-    def _check(self) -> "EvaluationTable":
+    def problems(self) -> Iterator[str]:
         for name in self.measured:
             if name not in METRICS and not own_code.is_own(name):
-                raise ValueError(
-                    f"metrics are {', '.join(map(repr, METRICS))}, or a function of yours as 'FILE.py:FUNCTION' or "
-                    f"'PACKAGE.MODULE:FUNCTION', got {name!r}"
-                )
+                yield f"metrics are {', '.join(map(repr, METRICS))}, {OWN_FUNCTION}, got {name!r}"
         if self.written and not self.generated:
-            raise ValueError(
+            yield (
                 f"the metric {self.written[0]!r} scores written answers, and generated = 0 of them are asked for: set "
                 "generated, 16 or more, or leave the metric out"
             )
         if sum(rows.clients is not None for rows in self.further) > 1:
-            raise ValueError("two sets are of the clients' own rows: give one, with as many rows as you need")
+            yield "two sets are of the clients' own rows: give one, with as many rows as you need"
         for what in ("name", "held_out"):
             values = [value for rows in self.further if (value := getattr(rows, what)) is not None]
             if twice := sorted({value for value in values if values.count(value) > 1}):
-                raise ValueError(f"two sets have the {what} {twice[0]!r}: give each its own")
+                yield f"two sets have the {what} {twice[0]!r}: give each its own"
         choosing = [name for name in self.measured if name in PREDICTED]
         if self.best not in (None, *choosing):
-            raise ValueError(
+            yield (
                 f"best is a metric that every evaluation measures, {' or '.join(map(repr, choosing))} in this recipe, "
                 f"got {self.best!r}"
             )
         if self.best is not None and not self.every:
-            raise ValueError("best and patience choose among the evaluations of a run: set every, too, as every = 5")
-        return self
+            yield "best and patience choose among the evaluations of a run: set every, too, as every = 5"
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -522,11 +493,7 @@ class Recipe(Table):
 
     @property
     def pool(self) -> Pool:
-        """The K directions.
-
-        Raises:
-            FedKSeedError: they need a basis whose digest is not known yet, see `with_basis`.
-        """
+        """The K directions; refused while they need a basis whose digest is not known yet, see `with_basis`."""
         directions = self.directions
         if directions.informed and directions.basis_digest is None:
             raise FedKSeedError(
@@ -546,9 +513,8 @@ class Recipe(Table):
             "training": {name: own_code.absolute(getattr(self.training, name)) for name in ("algorithm", "objective")},
             "evaluation": {"metrics": metrics and [*map(own_code.absolute, metrics)], "sets": sets},
         }
-        return self.model_copy(
-            update={name: getattr(self, name).model_copy(update=values) for name, values in changed.items()}
-        )
+        tables = {name: getattr(self, name).model_copy(update=values) for name, values in changed.items()}
+        return self.model_copy(update=tables)
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))
