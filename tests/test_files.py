@@ -47,7 +47,7 @@ def test_all_files_of_a_run_are_for_their_owner_alone_whatever_the_umask(tmp_pat
 
 def test_the_journals_of_the_database_are_private_too(tmp_path):
     """SQLite gives them the permissions of the database; a transaction that goes on shows them."""
-    with umask(0), Store.create(tmp_path / "run", "") as store, store.database.transaction() as database:
+    with umask(0), Store.create(tmp_path / "run", "") as store, store.transaction() as database:
         database.execute("INSERT INTO facts VALUES ('a', '1', NULL)")
         journals = [path for path in store.directory.iterdir() if path.name.startswith("run.sqlite")]
         assert len(journals) == 2

@@ -31,8 +31,8 @@ local.derivatives local.optimizers local.private_steps local.schedules strategy 
 strategies.uploads strategies.averaging strategies.replay strategies.checks strategies.masked strategies.noised
 strategies.tree secure secure.accounting secure.grid secure.masks secure.member secure.noise secure.server round
 recipe.basis_digest recipe.own_code recipe.schema recipe.algorithms recipe.rules recipe.reading data.file_formats
-data.layouts data.sources data.natural_instructions evaluation.statistics run.loop run.database run.store
-run.best_round run.progress run.round_metrics run.cohort run.privacy_plan run.activity run.time_left run.trackers
+data.layouts data.sources data.natural_instructions evaluation.statistics run.loop run.store run.best_round run.progress
+run.round_metrics run.cohort run.privacy_plan run.activity run.trackers
 report.watch_state report.watch_page report.terminal report.bars report.results report.rounds
 report.page network.flower.compat network.flower.client_app network.flower.server_app network.flower.grid_carrier
 cli.network network.protocol.certs network.protocol.envelope network.flower.messages network.protocol.networked_recipe
@@ -94,12 +94,10 @@ TESTED_IN = {
     "trainer.checkpoints": "trainer/test_trainer.py",
     "trainer.outputs": "trainer/test_trainer.py",
     "trainer.training": "trainer/test_trainer.py",
-    "run.database": "run/test_store.py",
     "run.eps_ladder": "planning/test_tune.py",
     "run.setup": "recipe/test_algorithms.py",
     "run.simulation": "run/test_cohort.py",
-    "run.start_and_resume": "run/test_loop.py",
-    "run.progress": "network/protocol/server/test_clients.py",
+    "run.progress": "run/test_time_left.py",
     "network.protocol.carrier": "network/protocol/server/test_clients.py",
     "strategies.checks": "strategies/test_kseed.py",
     "strategies.kseed_client": "test_round.py",

@@ -11,8 +11,9 @@ from tomllib import loads
 from typing import Any
 
 import numpy as np
+import pytest
 
-from fedkseed import FedKSeedError
+from fedkseed import FedKSeedError, Recipe, start
 from fedkseed.evaluation.statistics import Evaluation
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.rules import checked_algorithm
@@ -51,6 +52,21 @@ Sign = Callable[[int, int, bytes, bytes], bytes]
 
 class StoppedError(Exception):
     """The end of a process, in the middle of a run."""
+
+
+def start_and_stop(recipe: Recipe, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin a run with a model, and end it after its first round."""
+    commit = Store.commit
+
+    def stopping(self, state, *rest, **others):
+        commit(self, state, *rest, **others)
+        if state.round == 1:
+            raise StoppedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "commit", stopping)
+        with pytest.raises(StoppedError):
+            start(recipe, directory)
 
 
 @dataclasses.dataclass(frozen=True)

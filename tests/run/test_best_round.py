@@ -120,7 +120,7 @@ def test_a_run_that_ends_early_has_the_model_of_its_best_round_to_the_bit(early,
     store, other = Store(early), Store(whole)
     assert (store.rounds, other.rounds) == (4, 6)
     for done in range(5):
-        assert store.parts(done)[:32] == other.parts(done)[:32]  # digests of states
+        assert store.row(done).parts[:32] == other.row(done).parts[:32]  # digests of states
     assert store.adapter.read_bytes() == adapter_after(2, tmp_path / "two").read_bytes()
     assert Adapter.load(store.adapter).provenance["rounds"] == 2
     assert store.recall(STOPPED).startswith("stopped early after 4 rounds: in 2 evaluations")

@@ -24,8 +24,6 @@ from fedkseed.wire.numbers import GRID, scalars
 
 from ..conftest import recipe_text
 
-# ----------------------------------------------------------------------------------------------- the plan
-
 
 def plan(times: list[float], steps: int, **settings) -> list[Step]:
     return list(islice(asynchronous(1, times, **settings), steps))
@@ -114,8 +112,6 @@ def test_every_plan_keeps_its_promises(times, data, seed, limit):
         assert work >= concurrency * clocks[-1] - unfinished - buffer * max(times)
 
 
-# ----------------------------------------------------------------------------------------------- the weight
-
 RUN = Run(Pool(1, 4, "hadamard"), bytes(32))
 NOW = State(5, np.zeros(4), np.zeros(4, np.int64), np.zeros(4, np.int64))
 
@@ -191,8 +187,6 @@ def test_settings_below_zero_are_refused(name):
         strategy(**{name: -1})
 
 
-# ----------------------------------------------------------------------------------------------- whole runs
-
 TABLE = "[asynchronous]\nbuffer = 2\nconcurrency = 4\n"
 UNEVEN = "cohort = 2\nslow_share = 0.4\nslow_factor = 6.0"
 ROUNDS = 10
@@ -265,10 +259,10 @@ def test_a_run_that_was_stopped_ends_the_same(whole, tmp_path, model_folder, dat
         pass
 
     class Stopping(Simulation):
-        def answer(self, data: bytes, number: int):
+        def answer(self, data: bytes, number: int, *read):
             if not next(moments):  # in the middle of a round
                 raise StopError
-            return super().answer(data, number)
+            return super().answer(data, number, *read)
 
     moments, (directory, result) = iter([True] * 9 + [False]), whole
     recipe = load_recipe(directory / "recipe.toml")

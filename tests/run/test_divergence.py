@@ -10,7 +10,7 @@ import pytest
 from fedkseed.evaluation.statistics import Evaluation
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients, with_network_defaults
 from fedkseed.recipe.reading import parse, tables
-from fedkseed.run.divergence import diverged, lowers_loss, lowest_round, suspicious
+from fedkseed.run.best_round import diverged, lowers_loss, lowest_round, suspicious
 from fedkseed.run.loop import Federation, Result, WithoutModel, work
 from fedkseed.run.store import STOPPED, Store
 from fedkseed.run.verify import verify

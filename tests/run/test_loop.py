@@ -14,19 +14,7 @@ from tomllib import loads
 import numpy as np
 import pytest
 
-from fedkseed import (
-    FedKSeedError,
-    KSeed,
-    LocalWork,
-    Pool,
-    Run,
-    State,
-    Upload,
-    encode,
-    resume,
-    run_round,
-    start,
-)
+from fedkseed import FedKSeedError, KSeed, LocalWork, Pool, Run, State, Upload, encode, resume, run_round, start
 from fedkseed.evaluation.statistics import Evaluation
 from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.round import Report

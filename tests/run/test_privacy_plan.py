@@ -17,8 +17,10 @@ from fedkseed.secure.accounting import epsilon_of
 from fedkseed.weights.adapter import Adapter
 
 from ..conftest import recipe_text
+from . import synthetic
 
 PRIVATE = "[privacy]\nepsilon = 8.0\nnorm = 0.1\n"
+EXAMPLE = '[privacy]\nunit = "example"\nepsilon = 8.0\nnorm = 1.0\n'
 
 
 @pytest.fixture
@@ -63,30 +65,11 @@ def test_what_was_spent_stands_in_rounds_and_in_the_adapter(recipe, tmp_path):
     assert said["epsilon"] == pytest.approx(8)
 
 
-def start_and_stop(recipe, directory, monkeypatch):
-    """Begin a run, and end it after its first round."""
-
-    class StoppedError(Exception):
-        pass
-
-    commit = Store.commit
-
-    def stopping(self, state, *rest, **others):
-        commit(self, state, *rest, **others)
-        if state.round == 1:
-            raise StoppedError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "commit", stopping)
-        with pytest.raises(StoppedError):
-            start(recipe, directory)
-
-
 def require_same_after_a_stop(recipe, tmp_path, monkeypatch):
     """A run that was stopped goes on with the secret in its directory, to the same model, and can be verified."""
     monkeypatch.setattr("fedkseed.run.simulation.new_secret", lambda recipe: bytes(range(32)))
     whole = start(recipe, tmp_path / "whole")
-    start_and_stop(recipe, tmp_path / "stopped", monkeypatch)
+    synthetic.start_and_stop(recipe, tmp_path / "stopped", monkeypatch)
     monkeypatch.undo()
     assert resume(tmp_path / "stopped").digest == whole.digest
     assert verify(Store(tmp_path / "stopped")).rounds == 3
@@ -154,14 +137,18 @@ def test_noise_of_a_run_does_not_follow_from_its_recipe(recipe):
         (PRIVATE, {"algorithm": 'algorithm = "fedkseed-pro"'}, "use fedkseed"),
         (PRIVATE, {"algorithm": 'algorithm = "evofed"'}, "does not read \\[privacy\\]"),
         (PRIVATE, {"algorithm": 'algorithm = "uplink-seeds"'}, "uploads of weights or of K numbers"),
+        (EXAMPLE, {"steps": "epochs = 1"}, "set steps in place of epochs"),
+        (EXAMPLE, {"algorithm": 'algorithm = "fedavg"'}, "does not read \\[privacy\\] unit"),
+        (EXAMPLE, {"algorithm": 'algorithm = "decomfl"'}, "does not read \\[privacy\\]"),
+        (EXAMPLE.replace("norm = 1.0\n", ""), {}, "largest norm of one example"),
+        (EXAMPLE.replace("epsilon = 8.0\n", "noise = 1.0\n"), {}, "each client finds its own noise"),
+        (EXAMPLE + "[asynchronous]\nbuffer = 2\n", {}, "leave \\[asynchronous\\] out"),
+        (EXAMPLE + "times = 7\n", {}, "leave times out"),
     ],
 )
 def test_what_would_tell_more_is_refused(recipe, extra, changes, says):
     with pytest.raises(FedKSeedError, match=says):
         Simulation(recipe(extra, **changes)).close()
-
-
-EXAMPLE = '[privacy]\nunit = "example"\nepsilon = 8.0\nnorm = 1.0\n'
 
 
 def test_an_example_takes_part_in_no_more_steps_than_its_epsilon_pays_for(recipe):
@@ -198,23 +185,6 @@ def test_a_run_that_protects_examples_says_what_it_has_spent(recipe, tmp_path):
 def test_a_stopped_run_that_protects_examples_goes_on_to_the_same_model(recipe, tmp_path, monkeypatch, algorithm):
     given = recipe(EXAMPLE, rounds="rounds = 3", algorithm=f'algorithm = "{algorithm}"')
     require_same_after_a_stop(given, tmp_path, monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("extra", "changes", "says"),
-    [
-        (EXAMPLE, {"steps": "epochs = 1"}, "set steps in place of epochs"),
-        (EXAMPLE, {"algorithm": 'algorithm = "fedavg"'}, "does not read \\[privacy\\] unit"),
-        (EXAMPLE, {"algorithm": 'algorithm = "decomfl"'}, "does not read \\[privacy\\]"),
-        (EXAMPLE.replace("norm = 1.0\n", ""), {}, "largest norm of one example"),
-        (EXAMPLE.replace("epsilon = 8.0\n", "noise = 1.0\n"), {}, "each client finds its own noise"),
-        (EXAMPLE + "[asynchronous]\nbuffer = 2\n", {}, "leave \\[asynchronous\\] out"),
-        (EXAMPLE + "times = 7\n", {}, "leave times out"),
-    ],
-)
-def test_what_would_tell_more_of_an_example_is_refused(recipe, extra, changes, says):
-    with pytest.raises(FedKSeedError, match=says):
-        Simulation(recipe(extra, **changes)).close()
 
 
 def test_noise_of_examples_needs_the_plan_of_the_run_and_a_secret(recipe):

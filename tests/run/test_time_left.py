@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from fedkseed.run.time_left import ROUNDS, RoundPace
+from fedkseed.run.progress import ROUNDS, RoundPace
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from fedkseed.wire.codec import decode, encode
 from . import synthetic
 from .synthetic import CLIENTS, ROUNDS, change, mend
 
+OTHER_BROADCAST = "the broadcast that the clients were sent is not made of the state"
 KINDS = {
     "synchronous": {},
     "Pro": {"algorithm": 'algorithm = "fedkseed-pro"'},
@@ -102,24 +103,33 @@ def test_an_upload_that_the_server_has_changed_is_found(run):
     found(run, "^round 3: the state is not what the algorithm makes of the 4 uploads")
 
 
-def test_an_upload_that_the_server_has_left_out_is_found(run):
-    change(run, "DELETE FROM uploads WHERE done = 4 AND client = 2")
-    found(run, "^round 4: the state is not what the algorithm makes of the 3 uploads")
-
-
-def test_a_round_without_any_upload_is_found(run):
-    change(run, "DELETE FROM uploads WHERE done = 2")
-    found(run, "^round 2: its uploads can't be added up: round 1 got no upload")
-
-
-def test_an_upload_of_nobody_is_found(run):
-    change(run, "INSERT INTO uploads SELECT done, 77, upload, signature FROM uploads WHERE done = 2 AND client = 0")
-    found(run, "^round 2: the upload of client 77 says that it is of client 0")
-
-
-def test_an_upload_that_is_no_message_is_found(run):
-    change(run, "UPDATE uploads SET upload = x'00' WHERE done = 5 AND client = 0")
-    found(run, "^round 5: the upload of client 0 can't be read")
+@pytest.mark.parametrize(
+    ("attack", "match"),
+    [
+        ("DELETE FROM uploads WHERE done = 4 AND client = 2", "4: the state is not what the algorithm makes of the 3"),
+        ("DELETE FROM uploads WHERE done = 2", "2: its uploads can't be added up: round 1 got no upload"),
+        (
+            "INSERT INTO uploads SELECT done, 77, upload, signature FROM uploads WHERE done = 2 AND client = 0",
+            "2: the upload of client 77 says that it is of client 0",
+        ),
+        ("UPDATE uploads SET upload = x'00' WHERE done = 5 AND client = 0", "5: the upload of client 0 can't be read"),
+        (
+            "UPDATE uploads SET done = 99 WHERE done = 2; UPDATE uploads SET done = 2 WHERE done = 3; "
+            "UPDATE uploads SET done = 3 WHERE done = 99",
+            "2: ",
+        ),
+        (
+            "UPDATE uploads SET client = 99 WHERE done = 2 AND client = 0; UPDATE uploads SET client = 0 WHERE done = "
+            "2 AND client = 1; UPDATE uploads SET client = 1 WHERE done = 2 AND client = 99",
+            "2: the upload of client 0 says that it is of client 1",
+        ),
+    ],
+    ids=["one left out", "all left out", "of nobody", "no message", "two rounds swapped", "two clients swapped"],
+)
+def test_other_uploads_than_the_clients_are_found(run, attack, match):
+    for statement in attack.split("; "):
+        change(run, statement)
+    found(run, f"^round {match}")
 
 
 @pytest.mark.parametrize("name", ["coefficients", "magnitudes", "counts"])
@@ -132,26 +142,6 @@ def test_a_state_that_the_server_has_changed_is_found(run, name):
         values[5] += 1
         change(copy, "UPDATE rounds SET state = ? WHERE done = ?", pack(replace(state, **{name: values})), done)
         found(copy, f"^round {done}: the state is not what")
-
-
-def test_two_rounds_whose_uploads_the_server_has_swapped_are_found(run):
-    for statement in (
-        "UPDATE uploads SET done = 99 WHERE done = 2",
-        "UPDATE uploads SET done = 2 WHERE done = 3",
-        "UPDATE uploads SET done = 3 WHERE done = 99",
-    ):
-        change(run, statement)
-    found(run, "^round 2: ")
-
-
-def test_two_clients_whose_uploads_the_server_has_swapped_are_found(run):
-    for statement in (
-        "UPDATE uploads SET client = 99 WHERE done = 2 AND client = 0",
-        "UPDATE uploads SET client = 0 WHERE done = 2 AND client = 1",
-        "UPDATE uploads SET client = 1 WHERE done = 2 AND client = 99",
-    ):
-        change(run, statement)
-    found(run, "^round 2: the upload of client 0 says that it is of client 1")
 
 
 def adapter(store: Store, **changes) -> None:
@@ -182,11 +172,7 @@ def test_an_adapter_that_claims_another_origin_is_found(run, name, value):
 @pytest.mark.parametrize(
     ("name", "value", "match"),
     [
-        (
-            "a base model of digest",
-            "ab" * 32,
-            "^round 0: the broadcast that the clients were sent is not made of the state",
-        ),
+        ("a base model of digest", "ab" * 32, f"^round 0: {OTHER_BROADCAST}"),
         ("a base model of digest", "no hex", "does not say with which base model it began"),
         ("a base model of digest", 7, "does not say with which base model it began"),
         ("a base model of digest", "ab", "a base model's digest has 32 bytes, got 1"),
@@ -213,8 +199,8 @@ def other_recipe(store: Store, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "match"),
     [
-        ("lr = 0.01", "lr = 10.0", "^round 0: the broadcast that the clients were sent is not made of the state"),
-        ("steps = 8", "steps = 9", "^round 0: the broadcast that the clients were sent is not made of the state"),
+        ("lr = 0.01", "lr = 10.0", f"^round 0: {OTHER_BROADCAST}"),
+        ("steps = 8", "steps = 9", f"^round 0: {OTHER_BROADCAST}"),
         ("[trust]", '[trust]\nrule = "clipped"', "^round 1: the state is not what the algorithm makes"),
     ],
 )
@@ -225,9 +211,9 @@ def test_a_recipe_that_the_server_has_changed_is_found(run, old, new, match):
 
 def test_a_broadcast_that_is_not_made_of_the_state_is_found(run):
     """The attack: a chosen model for one round, which the log names, and the true state after it."""
-    parts = run.parts(3)[: -chain.SIZE] + chain.digest(b"a broadcast of another model")
+    parts = run.row(3).parts[: -chain.SIZE] + chain.digest(b"a broadcast of another model")
     change(run, "UPDATE rounds SET parts = ? WHERE done = 3", parts)
-    found(run, "^round 3: the broadcast that the clients were sent is not made of the state")
+    found(run, f"^round 3: {OTHER_BROADCAST}")
 
 
 def test_a_recipe_that_pins_another_base_is_found(run):

@@ -218,5 +218,6 @@ def test_the_adapter_of_a_masked_run_is_that_of_its_last_state(simulation, tmp_p
     state = own.strategy.server.init()
     with closing(own):
         state, _ = own.round(state)
-        adapter = own.setup.adapter(state)
+        own.setup.load(state)
+        adapter = own.setup.held(state.round)
     assert np.allclose(adapter.coefficients, state.coefficients, atol=np.abs(state.coefficients).max() / 100)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from ..run.progress import Silent
+from ..run.progress import RoundPace, Silent
 from ..run.round_metrics import line
-from ..run.time_left import RoundPace
 from .terminal import QUIET, VERBOSE, console, shown_level
 
 if TYPE_CHECKING:

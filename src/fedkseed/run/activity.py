@@ -1,11 +1,8 @@
 """The file now.json in a run's directory: what the process that works on it does, for `fedkseed watch`.
 
-The watcher `ActivityFile` replaces the file as the run goes on, so that a reader finds it whole at any time, and
-removes it at the end. A run that was killed or refused leaves it behind, with the reason where there is one. It is a
-copy for people: nothing is computed from it, it needs no sync to disk, and a full disk does not stop the run for its
-sake.
-
-It has no text of an example, no loss and no scalar: in a private run those would be what the noise has to hide.
+The file is replaced as the run goes on, so that a reader finds it whole, and removed at the end; a run that was killed
+or refused leaves it behind, with the reason where there is one. Nothing is computed from it, and a full disk does not
+stop the run for its sake. It has no text, no loss and no scalar, which the noise of a private run has to hide.
 """
 
 import json
@@ -19,13 +16,11 @@ from typing import get_args
 from ..errors import FedKSeedError
 from ..files import part_of, private, sweep
 from ..round import Report
-from .progress import Passing, Progress, Standing
-from .time_left import RoundPace
+from .progress import Progress, RoundPace, Standing
+from .trackers import Trackers
 
 FILE = "now.json"
-SECONDS_BETWEEN_WRITES = (
-    0.5  # seconds between two versions that differ in steps alone: a step of a small model takes a millisecond
-)
+SECONDS_BETWEEN_WRITES = 0.5  # of versions that differ in steps alone: a step of a small model takes a millisecond
 FEW_CLIENTS = 100  # clients of whom each piece of news is written at once; ten thousand would write a gigabyte a round
 NOTES_KEPT = 30  # the oldest go first
 
@@ -44,11 +39,11 @@ class Activity:
     error: str = ""  # with which the run was refused
 
 
-class ActivityFile(Passing):
-    """A watcher that writes the file, and passes calls on to another."""
+class ActivityFile:
+    """A watcher that writes the file, hands rounds on to `trackers`, by name, and passes calls on to another."""
 
-    def __init__(self, inner: Progress) -> None:
-        super().__init__(inner)
+    def __init__(self, inner: Progress, trackers: Collection[str] = ()) -> None:
+        self.inner, self._trackers = inner, Trackers(trackers, self.note)
         self.moment = Activity(since=time.time())
         self._path: Path | None = None  # while this process holds the run's lock
         self._written = 0.0
@@ -63,7 +58,8 @@ class ActivityFile(Passing):
         self._path, self.moment.since = directory / FILE, time.time()
         self._write()
         try:
-            yield
+            with self._trackers.copying(directory):
+                yield
         except BaseException as error:
             kind = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
             self.moment.error = str(error) if isinstance(error, FedKSeedError) else kind
@@ -78,18 +74,18 @@ class ActivityFile(Passing):
     def note(self, text: str) -> None:
         self.moment.notes = [*self.moment.notes[1 - NOTES_KEPT :], (time.time(), text)]
         self._write()
-        super().note(text)
+        self.inner.note(text)
 
     def begin(self, what: str, total: int) -> None:
         self.moment.activity, self.moment.done, self.moment.total = what, 0, total
         self._write()
-        super().begin(what, total)
+        self.inner.begin(what, total)
 
     def advance(self, count: int = 1, loss: float | None = None) -> None:
         self.moment.done += count
         if time.monotonic() - self._written >= SECONDS_BETWEEN_WRITES:
             self._write()
-        super().advance(count, loss)
+        self.inner.advance(count, loss)
 
     def clients(self, numbers: Collection[int], standing: Standing) -> None:
         if not numbers:
@@ -104,13 +100,14 @@ class ActivityFile(Passing):
             self._standing[client] = standing
         if len(self._standing) <= FEW_CLIENTS or time.monotonic() - self._written >= SECONDS_BETWEEN_WRITES:
             self._write()
-        super().clients(numbers, standing)
+        self.inner.clients(numbers, standing)
 
     def round_done(self, report: Report) -> None:
         self._pace.round_done(report.seconds)
         self.moment.since, self.moment.pace, self._round_over = self._pace.since, self._pace.seconds, True
         self._write()
-        super().round_done(report)
+        self.inner.round_done(report)
+        self._trackers.round_done()
 
     def _write(self) -> None:
         if self._path is None:

@@ -5,9 +5,7 @@
     asynchronous   a client that is done contributes at once, and another begins with the model of that moment;
                    the server steps whenever its buffer is full (FedBuff)
 
-A plan does not depend on training results. It is a pure function of the recipe, so a run that was stopped continues
-with the same plan.
-
+A plan is a function of the recipe alone, so a run that was stopped continues with the same plan.
 Nguyen et al., 2022, https://arxiv.org/abs/2106.06639
 """
 

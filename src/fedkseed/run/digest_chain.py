@@ -5,9 +5,8 @@
     head_r   SHA-256(head_{r−1} ‖ link_r), where head_0 is SHA-256(BEGIN ‖ link_0) with the state before the first round
 
 Whoever knows one head recognises any change of what came before it. The clients of a network check each link and sign
-the head that they know (network/protocol/run_history.py), so a server can't give two of them different histories
-unnoticed. With the stem of the last link they check, too, that the broadcast which they were sent is the one in it:
-after one head there is one broadcast, for all clients.
+the head that they know (network/protocol/run_history.py), so a server can't give two of them different histories, and
+by the stem of the last link that the broadcast is the one in it: after one head there is one, for all clients.
 """
 
 import hashlib

@@ -63,7 +63,7 @@ class Scalars:
 
 
 def measure(simulation: Simulation, until: float = math.inf, clock: Clock = time.monotonic) -> Scalars:
-    """Measure losses at w₀ ± ε z on clients' first batches, for all ε of the ladder; the model is w₀ afterwards.
+    """Measure losses at w₀ ± ε z on clients' first batches, for all ε; the model is w₀ afterwards.
 
     Args:
         until: time, by `clock`, after which no further sample is begun.
@@ -85,11 +85,7 @@ def measure(simulation: Simulation, until: float = math.inf, clock: Clock = time
 def ladder(
     client: Client[Any], direction: int, on_eps: Callable[[float], object] = lambda loss: None
 ) -> list[tuple[float, float, float]]:
-    """The losses of a client's first batch at w + ε z, w − ε z and w, for every ε; the model is stale afterwards.
-
-    Raises:
-        FedKSeedError: the loss at w is not finite.
-    """
+    """The losses of a client's first batch at w ± ε z and w, finite there, for every ε; the model then is stale."""
     loss, rows = partial(client.loss, next(client.batches(0))), []
     if not math.isfinite(here := loss()):
         raise FedKSeedError(f"the base model's loss on client {client.number}'s first batch is {here}; check dtype")

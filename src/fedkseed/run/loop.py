@@ -1,9 +1,5 @@
 """The loop over the rounds of a run, for simulations and networks alike: each round is committed before the next.
 
-    Federation    the parts of a run: a strategy, a function that does the next round, and an evaluator
-    work          does the remaining rounds of a run
-    WithoutModel  the evaluator of a server that has no model
-
 This module does not import PyTorch: a server that only aggregates needs none.
 """
 
@@ -27,9 +23,8 @@ from ..recipe.schema import Recipe
 from ..round import Broadcasts, Report
 from ..strategy import COEFFICIENTS, ServerPart, Strategy
 from ..weights.adapter import Adapter
-from .best_round import best_round, exhausted
+from .best_round import best_round, diverged, exhausted, lowers_loss, lowest_round, suspicious
 from .digest_chain import Receipt
-from .divergence import diverged, lowers_loss, lowest_round, suspicious
 from .privacy_plan import about, exhausted_budget, spent
 from .progress import Progress, Silent
 from .store import DIVERGED, REACH, STOPPED, Store
@@ -75,7 +70,7 @@ class Federation:
         holdings: the data of each client, where that is known.
         receipts: the uploads of the last round by client, with their signatures.
         clients: number of all clients, of which rounds draw their cohorts.
-        base: the base model's scores, where they are known before the run begins; see `base_scores` in known_scores.py.
+        base: the base model's scores, where they are known before the run begins; see `base_scores`.
     """
 
     recipe: Recipe
@@ -91,24 +86,23 @@ class Federation:
     base: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(Finished):
     """The results and measurements of a whole run."""
 
     before: Evaluation
     after: Evaluation
     reports: list[dict[str, Any]]
     peak_memory: int  # bytes, of this process
-    step_seconds: float | None  # median; None if no step was taken here: by clients elsewhere, or in an earlier process
-    sync_seconds: float | None  # this field and the next three: see `Finished`
-    weights: int | None
-    digest: str | None
-    output: Path | None
     best: int | None = None  # rounds of the tuned model, where [evaluation] best chooses them: `after` is of it
     stopped: str | None = None  # the reason, where a run has ended early
-    lora: int | None = None  # see `Finished`
     diverged: bool = False  # whether that is the reason
     gains: list[Gain] = field(default_factory=list)  # of each client, where its own rows were measured
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median; None if no step was taken here: by clients elsewhere, or in an earlier process."""
+        return median(self.steps) if self.steps else None
 
 
 def work(store: Store, federation: Federation) -> Result:
@@ -129,20 +123,14 @@ def work(store: Store, federation: Federation) -> Result:
     if best is not None:
         state = store.state(server.state, best)
         after = _evaluated(store, federation, state, write=True)
-    finished = federation.evaluator.finish(state, store)
     return Result(
+        **asdict(federation.evaluator.finish(state, store)),
         before=before,
         after=after,
         reports=store.reports(),
         peak_memory=peak_memory(),
-        step_seconds=median(finished.steps) if finished.steps else None,
-        sync_seconds=finished.sync_seconds,
-        weights=finished.weights,
-        digest=finished.digest,
-        output=finished.output,
         best=best,
         stopped=store.recall(STOPPED),
-        lora=finished.lora,
         diverged=store.recall(DIVERGED) is not None,
         gains=gains(before, after),
     )
@@ -169,47 +157,35 @@ def _opened(store: Store, federation: Federation, broadcasts: Broadcasts[Any]) -
 
 def _rounds(store: Store, federation: Federation, broadcasts: Broadcasts[Any], state: Any) -> Any:
     """Do the remaining rounds, each committed before the next, until the last or a reason to stop; the last state."""
-    recipe, settings = federation.recipe, federation.recipe.evaluation
+    recipe, settings, server = federation.recipe, federation.recipe.evaluation, federation.strategy.server
     losses: list[float | None] = [report["loss"] for report in store.reports()]
     last_evaluated = max(store.evaluations(), default=0)
-    warned, by_loss = False, lowers_loss(recipe)
+    warned, ended, by_loss = False, None, lowers_loss(recipe)
     while state.round < recipe.training.rounds:
         due = settings.every and state.round % settings.every == 0
         # A run may have been stopped after an evaluation, and before it was judged.
         if due or state.round == last_evaluated or (by_loss and suspicious(losses, last_evaluated)):
             last_evaluated = state.round
             _guard(store, federation, state.round, _evaluated(store, federation, state))
-            if (reason := exhausted(settings, store.evaluations())) is not None:
-                return _stopped(store, federation, state, reason)
-            if (reason := diverged(store.evaluations(), by_loss)) is not None and not warned:
+            ended = exhausted(settings, store.evaluations())
+            if ended is None and not warned and (sign := diverged(store.evaluations(), by_loss)) is not None:
                 warned = True
-                federation.progress.note(f"the run diverges: {reason}; {ADVICE}")
+                federation.progress.note(f"the run diverges: {sign}; {ADVICE}")
                 if settings.stop_when_diverged:
                     return state
-        if (reason := exhausted_budget(recipe, federation.clients, state.round + 1)) is not None:
-            return _stopped(store, federation, state, reason)
-        state, report = _next_round(store, federation, broadcasts, state)
+        if reason := ended or exhausted_budget(recipe, federation.clients, state.round + 1):
+            store.remember(STOPPED, reason)
+            federation.progress.note(reason)
+            return state
+        state, report = federation.round(state, lambda done: store.state(server.state, done), broadcasts)
+        report = replace(report, epsilon=spent(recipe, federation.clients, state.round))
+        keep = {state.round - back for back in range(2 + federation.reach)}
+        if settings.best is not None and (best := best_round(settings, store.evaluations())) is not None:
+            keep.add(best)  # without a choice, the evaluations are not read every round
+        store.commit(state, report, keep, federation.receipts(), _announced(broadcasts, state))
         losses.append(report.loss)
         federation.progress.round_done(report)
     return state
-
-
-def _stopped(store: Store, federation: Federation, state: Any, reason: str) -> Any:
-    store.remember(STOPPED, reason)
-    federation.progress.note(reason)
-    return state
-
-
-def _next_round(store: Store, federation: Federation, broadcasts: Broadcasts[Any], state: Any) -> tuple[Any, Report]:
-    """Do one round and commit its state."""
-    server, settings = federation.strategy.server, federation.recipe.evaluation
-    state, report = federation.round(state, lambda done: store.state(server.state, done), broadcasts)
-    report = replace(report, epsilon=spent(federation.recipe, federation.clients, state.round))
-    keep = {state.round - back for back in range(2 + federation.reach)}
-    if settings.best is not None and (best := best_round(settings, store.evaluations())) is not None:
-        keep.add(best)  # without a choice, the evaluations are not read every round
-    store.commit(state, report, keep, federation.receipts(), _announced(broadcasts, state))
-    return state, report
 
 
 def _announced(broadcasts: Broadcasts[Any], state: Any) -> bytes:
@@ -231,16 +207,11 @@ def _end_of_divergence(store: Store, server: ServerPart[Any], done: int, best: i
 
 
 def _evaluated(store: Store, federation: Federation, state: Any, write: bool = False) -> Evaluation:
-    """The evaluation of a state, computed only once in a run; answers are written by the first and the last model.
-
-    Args:
-        write: whether this is the tuned model, although it is not the last: answers are written if they are lacking.
-    """
+    """The evaluation of a state, computed only once in a run; first, last and tuned model `write` answers."""
     recipe = federation.recipe
     if (table := store.evaluations().get(state.round)) is not None:
-        evaluation = Evaluation.of(table)
-        lacks_answers = write and recipe.evaluation.written and not evaluation.empty  # `empty` has an entry an answer
-        if not lacks_answers:
+        evaluation = Evaluation.of(table)  # whose `empty` has an entry an answer
+        if not write or not recipe.evaluation.written or evaluation.empty:
             return evaluation
     writes = write or state.round in (0, recipe.training.rounds)
     evaluation = federation.evaluator.evaluate(state, f"held-out examples, round {state.round}", writes)
@@ -253,8 +224,7 @@ def _guard(store: Store, federation: Federation, done: int, evaluation: Evaluati
     """Go back to the last good round where the held-out loss has risen more than `[trust] guard` over its lowest.
 
     Raises:
-        FedKSeedError: it has. The run is at the last round whose loss was within the limit, and the reports of what was
-            undone are kept as the fact UNDONE. Or the base model has no finite loss.
+        FedKSeedError: it has, and the reports of what was undone are the fact UNDONE; or the base model has none.
     """
     limit = federation.recipe.trust.guard
     if limit is None or not evaluation.losses:
@@ -284,8 +254,7 @@ def _guard(store: Store, federation: Federation, done: int, evaluation: Evaluati
 class Coefficients:
     """The K coefficients of a broadcast, in place of the weights of a party without a model."""
 
-    def __init__(self) -> None:
-        self.c = np.empty(0, np.float32)
+    c: NDArray[np.float32] = np.empty(0, np.float32)
 
     def load(self, c: NDArray[np.floating]) -> None:
         self.c = np.array(c, np.float32)
@@ -305,25 +274,18 @@ class WithoutModel:
     def finish(self, state: Any, store: Store) -> Finished:
         weights, run = Coefficients(), self.strategy.run
         self.strategy.load(state, weights)
-        patterns = tuple(self.recipe.model.tuned or ("*",))
-        Adapter(
-            run.pool, weights.c, run.base.hex(), None, patterns, provenance(self.recipe, state.round), self.basis
-        ).save(store.adapter)  # fmt: skip
+        patterns, origin = tuple(self.recipe.model.tuned or ("*",)), provenance(self.recipe, state.round)
+        Adapter(run.pool, weights.c, run.base.hex(), None, patterns, origin, self.basis).save(store.adapter)
         return Finished(store.adapter)
 
 
 def provenance(recipe: Recipe, rounds: int) -> dict[str, Any]:
     """The origin of a tuned model, for its adapter file."""
-    return about(recipe, rounds) | {
-        "model": recipe.model.name,
-        "dtype": recipe.model.dtype,
-        "storage": recipe.model.storage,
-        "template": recipe.data.template,
-        "separator": recipe.data.separator,
-        "algorithm": recipe.training.algorithm,
-        "rounds": rounds,
-        "seed": recipe.seed,
-    }
+    model, data, algorithm = recipe.model, recipe.data, recipe.training.algorithm
+    of_model = {"model": model.name, "dtype": model.dtype, "storage": model.storage}
+    wording = {"template": data.template, "separator": data.separator}
+    origin = of_model | wording | {"algorithm": algorithm, "rounds": rounds, "seed": recipe.seed}
+    return about(recipe, rounds) | origin
 
 
 def peak_memory() -> int:

@@ -4,6 +4,7 @@ import hashlib
 import math
 import secrets
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from ..errors import FedKSeedError
 from ..files import read_table, write_table
 from ..randomness import Purpose, generator
 from ..recipe.schema import PrivacyTable, Recipe
+from ..secure.accounting import epsilon_of, noise_for
 from .cohort import IN_TURNS, cohort
 
 if TYPE_CHECKING:  # noise needs `cryptography`
@@ -39,10 +41,8 @@ def with_noise(recipe: Recipe, clients: int) -> Recipe:
             f"[privacy] times = {privacy.times}, and in the plan of {recipe.training.rounds} rounds a client takes "
             f"part in up to {times}: leave times out"
         )
-    follows: dict[str, float] = {"times": times}
+    follows: dict[str, Any] = {"times": times}
     if privacy.unit == "client" and privacy.noise is None and privacy.epsilon is not None:
-        from ..secure.accounting import noise_for
-
         follows["noise"] = noise_for(privacy.epsilon, privacy.delta, times)
     return recipe.model_copy(update={"privacy": privacy.model_copy(update=follows)})
 
@@ -81,8 +81,6 @@ def private_steps(recipe: Recipe, number: int, examples: int, steps: int, secret
         from ..local.private_steps import Private
     except ModuleNotFoundError as error:
         raise FedKSeedError(f"[privacy] needs the package {error.name}: pip install 'fedkseed[privacy]'") from error
-    from ..secure.accounting import noise_for
-
     a_pass = examples // min(recipe.training.batch_size, examples)
     noise = noise_for(privacy.epsilon, privacy.delta, privacy.times * math.ceil(steps / a_pass))
     of_client = hashlib.sha256(b"fedkseed noise of client %d\n" % number + secret).digest() if secret else b""
@@ -94,30 +92,22 @@ def spent(recipe: Recipe, clients: int, rounds: int) -> float | None:
     privacy = recipe.privacy
     if privacy is None or (noise := noise_of_a_round(privacy)) is None:
         return None
-    from ..secure.accounting import epsilon_of
-
     return epsilon_of(noise, participations(recipe, privacy, clients, rounds), privacy.delta)
 
 
 def noise_of_a_round(privacy: PrivacyTable) -> float | None:
-    """The noise of one round for one unit; None: there is none.
-
-    Of an example it is that of the round's steps in which it takes part, taken together: the same for all clients,
-    since each adds the more noise to a step, the more steps there are.
-    """
+    """The noise of one round for one unit, of an example in all steps in which it takes part; None: there is none."""
     if privacy.unit == "client" or privacy.epsilon is None or privacy.times is None:
         return privacy.noise
-    from ..secure.accounting import noise_for
-
     return noise_for(privacy.epsilon, privacy.delta, privacy.times)
 
 
 def exhausted_budget(recipe: Recipe, clients: int, rounds: int) -> str | None:
     """The reason why a run must end before it has done a number of rounds; None if it may go on."""
     privacy = recipe.privacy
-    if privacy is None or privacy.epsilon is None or (epsilon := spent(recipe, clients, rounds)) is None:
+    if privacy is None or privacy.epsilon is None:
         return None
-    if epsilon <= privacy.epsilon * (1 + SLACK):
+    if (epsilon := spent(recipe, clients, rounds)) is None or epsilon <= privacy.epsilon * (1 + SLACK):
         return None
     return (
         f"round {rounds} would spend epsilon = {epsilon:.4g}, and [privacy] epsilon is {privacy.epsilon:g} at delta = "
@@ -133,8 +123,6 @@ def about(recipe: Recipe, rounds: int) -> dict[str, Any]:
         return {}
     promise: dict[str, Any] = {"unit": privacy.unit, "epsilon": privacy.epsilon, "delta": privacy.delta}
     if (noise := noise_of_a_round(privacy)) is not None and privacy.times is not None:
-        from ..secure.accounting import epsilon_of
-
         promise |= {"noise": noise, "rounds of one client": min(privacy.times, rounds)}
         promise["epsilon"] = epsilon_of(noise, min(privacy.times, rounds), privacy.delta)
     if privacy.simulated is not None:
@@ -168,15 +156,12 @@ def kept_secret(recipe: Recipe, directory: Path, drawn: bytes = b"", *, reads: b
     if recipe.privacy is None or (reads and recipe.privacy.unit == "example"):
         return b""
     path = directory / NOISE_KEY
-    if reads and not path.exists():
-        raise FedKSeedError(f"{path} is missing: without the secret of its noise a round can't be computed again")
     if not path.exists():
+        if reads:
+            raise FedKSeedError(f"{path} is missing: without the secret of its noise a round can't be computed again")
         write_table(path, {"secret": (drawn or new_secret(recipe)).hex()})
     table = read_table(path)
-    try:
-        secret = bytes.fromhex(table["secret"])
-    except (KeyError, TypeError, ValueError):
-        secret = b""
-    if len(secret) != SIZE:
-        raise FedKSeedError(f"{path} holds no secret of {SIZE} bytes; without it the run's noise can't be made again")
-    return secret
+    with suppress(KeyError, TypeError, ValueError):
+        if len(secret := bytes.fromhex(table["secret"])) == SIZE:
+            return secret
+    raise FedKSeedError(f"{path} holds no secret of {SIZE} bytes; without it the run's noise can't be made again")

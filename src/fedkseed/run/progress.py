@@ -1,12 +1,16 @@
-"""Watchers of a run's progress."""
+"""Watchers of a run's progress, and the time that it still needs."""
 
+import time
+from collections import deque
 from collections.abc import Collection
+from statistics import fmean
 from typing import Literal, Protocol, TypeAlias
 
 from ..round import Report
 
 # Of a client in a round. Waiting: it is connected, or its turn will come. Late: the round went on without its answer.
 Standing: TypeAlias = Literal["training", "waiting", "answered", "late", "refused", "offline"]
+ROUNDS = 20  # the last ones, whose mean is the pace: more than the rounds between two evaluations, mostly
 
 
 class Progress(Protocol):
@@ -29,23 +33,27 @@ class Silent:
     def round_done(self, report: Report) -> None: ...
 
 
-class Passing:
-    """A watcher that passes all calls on to another."""
+class RoundPace:
+    """The seconds from one round to the next, evaluations and waits included."""
 
-    def __init__(self, inner: Progress) -> None:
-        self.inner = inner
+    def __init__(self) -> None:
+        self.since = time.time()  # when the last round ended
+        self._took = deque[float](maxlen=ROUNDS)
 
-    def note(self, text: str) -> None:
-        self.inner.note(text)
+    @property
+    def seconds(self) -> float | None:
+        """The pace; None before the first round."""
+        return fmean(self._took) if self._took else None
 
-    def begin(self, what: str, total: int) -> None:
-        self.inner.begin(what, total)
+    def round_done(self, seconds: float) -> None:
+        """Count a round, which took `seconds` by itself.
 
-    def advance(self, count: int = 1, loss: float | None = None) -> None:
-        self.inner.advance(count, loss)
+        That is all that counts of the first one: before it, a base model is evaluated, or clients are waited for.
+        """
+        now = time.time()
+        self._took.append(now - self.since if self._took else seconds)
+        self.since = now
 
-    def clients(self, numbers: Collection[int], standing: Standing) -> None:
-        self.inner.clients(numbers, standing)
-
-    def round_done(self, report: Report) -> None:
-        self.inner.round_done(report)
+    def end(self, rounds: int) -> float | None:
+        """The time at which this number of further rounds will be done; None before the first round."""
+        return None if self.seconds is None else self.since + self.seconds * rounds

@@ -1,13 +1,10 @@
 """The table of a round's metrics, read by terminal, `fedkseed rounds`, event files, report page and result tables.
 
-A metric's value is computed from the round's report as the store keeps it: the fields of `Report` as JSON.
-To add a metric, append to `METRICS` before the command starts:
+A metric's value is computed from the round's report as the store keeps it: the fields of `Report` as JSON. To add one,
+append to `METRICS` before the command starts, as docs/examples/metric.py does, or in the module of an objective that a
+recipe names, which runs import, but not the commands `rounds` and `report`:
 
     METRICS.append(Metric("seconds a client", "seconds a client", lambda r: r["seconds"] / len(r["clients"])))
-
-docs/examples/metric.py is a whole program: every command of `fedkseed` with one more metric. The module of an objective
-that a recipe names may also append. That module is imported by runs, but not by the commands `rounds` and `report`,
-which only read the store.
 """
 
 import math
@@ -48,40 +45,25 @@ class Metric:
 
 METRICS = [
     Metric("clients", "clients", lambda r: len(r["clients"]), form="{}", always=True),
-    Metric(
-        "loss/local", "local loss", lambda r: r["loss"], "nats a token", "{:.4f}", always=True,
-        absent=lambda r: "none finite" if r["skipped"] else "not sent",  # under masks, or noise
-    ),
+    Metric("loss/local", "local loss", lambda r: r["loss"], "nats a token", "{:.4f}", always=True,
+           absent=lambda r: "none finite" if r["skipped"] else "not sent"),  # under masks, or noise
     Metric("size of a scalar gradient", "mean |rho|", lambda r: r["scalar"], phrase="mean |rho| {:.2f}"),
-    Metric(
-        "skipped", "skipped", lambda r: r["skipped"], "steps", "{:,}", phrase="SKIPPED {:,} steps, loss not finite"
-    ),
-    Metric(
-        "bytes/down a client", "bytes down", lambda r: r["bytes_down"], "bytes", "{:,}", always=True,
-        phrase="bytes a client: {:,} down",
-    ),
-    Metric(
-        "bytes/up a client", "bytes up", lambda r: r["bytes_up"], "bytes", "{:,}", always=True,
-        phrase=", {:,} up",
-    ),
+    Metric("skipped", "skipped", lambda r: r["skipped"], "steps", "{:,}",
+           phrase="SKIPPED {:,} steps, loss not finite"),
+    Metric("bytes/down a client", "bytes down", lambda r: r["bytes_down"], "bytes", "{:,}", always=True,
+           phrase="bytes a client: {:,} down"),
+    Metric("bytes/up a client", "bytes up", lambda r: r["bytes_up"], "bytes", "{:,}", always=True, phrase=", {:,} up"),
     Metric("bytes/all clients", "bytes of all", lambda r: r["bytes_total"], "bytes", "{:,}", phrase=""),
-    Metric(
-        "privacy/epsilon", "epsilon spent", lambda r: r.get("epsilon"), form="{:.3g}", phrase="epsilon {:.3g} spent"
-    ),
-    Metric(
-        "replayed", "replayed", lambda r: r.get("replayed"), "coefficients", "{:,}",
-        phrase="replayed {:,} coefficients",
-    ),
-    Metric(
-        "staleness", "largest staleness", lambda r: max(r.get("staleness", ()), default=None), "rounds", "{}",
-        phrase="staleness up to {}",
-    ),
+    Metric("privacy/epsilon", "epsilon spent", lambda r: r.get("epsilon"), form="{:.3g}",
+           phrase="epsilon {:.3g} spent"),
+    Metric("replayed", "replayed", lambda r: r.get("replayed"), "coefficients", "{:,}",
+           phrase="replayed {:,} coefficients"),
+    Metric("staleness", "largest staleness", lambda r: max(r.get("staleness", ()), default=None), "rounds", "{}",
+           phrase="staleness up to {}"),
     Metric("given up", "given up", lambda r: r.get("given_up"), "clients", "{}", phrase="given up {} clients"),
     Metric("seconds of a round", "seconds", lambda r: r.get("seconds"), "seconds", "{:,.2f}", phrase=""),
-    Metric(
-        "processor seconds of a round", "processor seconds", lambda r: r.get("cpu_seconds"), "seconds", "{:,.2f}",
-        phrase="",
-    ),
+    Metric("processor seconds of a round", "processor seconds", lambda r: r.get("cpu_seconds"), "seconds", "{:,.2f}",
+           phrase=""),
     Metric("virtual time", "virtual time", lambda r: r.get("clock"), "local steps", "{:,.10g}", phrase=""),
 ]  # fmt: skip
 

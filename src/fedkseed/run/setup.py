@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,42 +110,28 @@ class Setup:
             noise: secret from which the noise of its steps follows, where single examples are protected.
         """
         recipe, graph = self.recipe, self.graph_of(number, count)
-        private = private_steps(
-            recipe, number, len(examples), self.strategy.settings.work(graph is not None).steps, noise
-        )
+        steps = self.strategy.settings.work(graph is not None).steps
+        private = private_steps(recipe, number, len(examples), steps, noise)
         drawn = endless_batches if private is None else private_batches
 
         def batches(round_: int) -> Iterator[Any]:
             rng = generator(recipe.seed if secret is None else secret, Purpose.BATCHES, round_, number)
             return drawn(examples, recipe.training.batch_size, self.tokenizer.pad_token_id, rng)
 
-        return Client(
-            number,
-            self.weights,
-            len(examples),
-            batches,
-            loss=lambda batch: self.objective(self.model, self.tokenizer, batch),
-            on_step=on_step,
-            graph=graph,
-            member=member,
-            private=private,
-        )
+        loss = partial(self.objective, self.model, self.tokenizer)
+        return Client(number, self.weights, len(examples), batches, loss, on_step, graph, member, private)
 
     def graph_of(self, number: int, count: int) -> Callable[[Any], Tensor] | None:
         """The loss that client `number` of `count` differentiates; None for a client that takes no derivatives."""
-        if self.algorithm.backpropagates:
-            return self._graph_of_all_layers
-        if number in share_of(self.recipe.seed, count, self.recipe.clients.backpropagating):
+        share = share_of(self.recipe.seed, count, self.recipe.clients.backpropagating)
+        if self.algorithm.backpropagates or number in share:
             return self._graph_of_all_layers
         if self.algorithm.local != OUTPUT:
             return None
-        if self.remembered is not None:
-            return self.remembered.loss
-        return lambda batch: output_loss(self.model, batch)
+        return partial(output_loss, self.model) if self.remembered is None else self.remembered.loss
 
     def _graph_of_all_layers(self, batch: Any) -> Tensor:
-        again = self.recipe.derivatives.checkpointing
-        with checkpointed(self.model) if again else nullcontext():
+        with checkpointed(self.model) if self.recipe.derivatives.checkpointing else nullcontext():
             return graph_loss(self.model, batch)
 
     def load(self, state: Any) -> float:
@@ -159,22 +146,16 @@ class Setup:
         generated = options.generated if write and metrics.written else 0
         self.progress.begin(what, metrics.work(held_out, generated))
         return evaluate(
-            self.model,
-            self.tokenizer,
-            held_out,
-            metrics=metrics,
-            generated=generated,
-            max_new_tokens=options.max_new_tokens,
-            batch_size=options.batch_size,
-            on_progress=self.progress.advance,
-        )
+            self.model, self.tokenizer, held_out, metrics=metrics, generated=generated,
+            max_new_tokens=options.max_new_tokens, batch_size=options.batch_size, on_progress=self.progress.advance,
+        )  # fmt: skip
 
     def save(self, state: Any, store: Store) -> Path | None:
         """Write the model of a state into a run's directory: coefficients, adapters or all weights."""
-        if self.algorithm.pooled:
-            self.adapter(state).save(store.adapter)
-            return store.adapter
         self.load(state)
+        if self.algorithm.pooled:
+            self.held(state.round).save(store.adapter)
+            return store.adapter
         if not self.recipe.save:
             return None
         with folder(store.model) as part:
@@ -182,34 +163,14 @@ class Setup:
             self.tokenizer.save_pretrained(part)
         return store.model
 
-    def adapter(self, state: Any) -> Adapter:
-        """The model of a state as an adapter.
-
-        Raises:
-            FedKSeedError: the algorithm's model is not a function of K coefficients.
-        """
-        self.load(state)
-        return self.held(state.round)
-
     def held(self, rounds: int) -> Adapter:
-        """The model as it is, which is that after some rounds, as an adapter.
-
-        Raises:
-            FedKSeedError: the algorithm's model is not a function of K coefficients.
-        """
-        if not isinstance(self.weights, Pooled):
-            raise FedKSeedError(
-                f"the model of {self.recipe.training.algorithm} is not a function of K coefficients; use save()"
-            )
-        return Adapter(
-            pool=self.weights.pool,
-            coefficients=self.weights.c.copy(),
-            base=self.weights.base_digest.hex(),
-            tuned=self.weights.digest().hex(),
-            patterns=self.patterns,
-            provenance=provenance(self.recipe, rounds),
-            basis=self.basis,
-        )
+        """The model as it is after some rounds, if it is a function of K coefficients, as an adapter."""
+        weights, origin = self.weights, provenance(self.recipe, rounds)
+        if not isinstance(weights, Pooled):
+            algorithm = self.recipe.training.algorithm
+            raise FedKSeedError(f"the model of {algorithm} is not a function of K coefficients; use save()")
+        base, digest = weights.base_digest.hex(), weights.digest().hex()
+        return Adapter(weights.pool, weights.c.copy(), base, digest, self.patterns, origin, self.basis)
 
 
 def build(
@@ -257,19 +218,11 @@ def build(
     if recipe.derivatives.checkpointing:
         checkpointable(model)  # refuse before anything is evaluated
     tensors = tuple((entry.number, entry.tensor.numel()) for entry in weights.layout.tuned)
-    return Setup(
-        recipe=recipe,
-        algorithm=algorithm,
-        tokenizer=tokenizer,
-        model=model,
-        weights=weights,
-        patterns=tuple(patterns),
-        strategy=algorithm.make(recipe, Run(pool, weights.base_digest), start, tensors, keys, secret=secret),
-        objective=objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens),
-        progress=progress or Silent(),
-        basis=basis,
-        remembered=KeptStates(model) if algorithm.local == OUTPUT and can_keep_states(model, weights.layout) else None,
-    )
+    strategy = algorithm.make(recipe, Run(pool, weights.base_digest), start, tensors, keys, secret)
+    objective = objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens)
+    kept = KeptStates(model) if algorithm.local == OUTPUT and can_keep_states(model, weights.layout) else None
+    parts = recipe, algorithm, tokenizer, model, weights, tuple(patterns), strategy, objective
+    return Setup(*parts, progress or Silent(), basis, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,11 +250,7 @@ class WithModel:
     def finish(self, state: Any, store: Store) -> Finished:
         setup = self.setup
         output = setup.save(state, store)
-        return Finished(
-            output=output,
-            steps=self.stopwatch.steps,
-            sync_seconds=None if setup.algorithm.strategy.remembers else setup.load(state),
-            weights=setup.weights.layout.size,
-            digest=setup.weights.digest().hex(),
-            lora=lora_size(setup.weights.layout.shapes) if setup.algorithm.pooled else None,
-        )
+        seconds = None if setup.algorithm.strategy.remembers else setup.load(state)
+        lora = lora_size(setup.weights.layout.shapes) if setup.algorithm.pooled else None
+        digest, size = setup.weights.digest().hex(), setup.weights.layout.size
+        return Finished(output, self.stopwatch.steps, seconds, size, digest, lora)

@@ -13,7 +13,6 @@ from ..data.federated import ClientShares, share_out
 from ..errors import FedKSeedError
 from ..evaluation.metrics import metrics_of
 from ..local.client import Client
-from ..randomness import share_of
 from ..recipe.basis_digest import with_basis
 from ..recipe.rules import Where, checked_algorithm, require_legal
 from ..recipe.schema import Recipe
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
 
 
 def _not_kept(done: int) -> Any:
-    raise FedKSeedError(
-        f"a client of this round began with the state after {done} rounds; give round() a function that finds it"
-    )
+    raise FedKSeedError(f"a client began with the state after {done} rounds; give round() a function that finds it")
 
 
 class Simulation:
@@ -50,7 +47,7 @@ class Simulation:
         recipe: the recipe, with the digest of its basis.
         setup: the model, which all clients share, and the strategy.
         shares: the data.
-        carry: the transport of another engine, in place of `transport`; None: none.
+        carry: the transport of another engine, whose clients keep no broadcast, in place of `transport`; None: none.
     """
 
     def __init__(
@@ -69,23 +66,21 @@ class Simulation:
         if self.shares.template is not None:  # a run's recipe names the template that its examples have
             changed = recipe.data.model_copy(update={"template": self.shares.template})
             recipe = recipe.model_copy(update={"data": changed})
-        self.recipe = recipe = with_noise(recipe, len(self.shares.clients))
+        count = len(self.shares.clients)
+        self.recipe = recipe = with_noise(recipe, count)
         self.secret = secret or new_secret(recipe)
-        counted = recipe.clients.model_copy(update={"count": len(self.shares.clients)})
+        counted = recipe.clients.model_copy(update={"count": count})
         require_legal(recipe.model_copy(update={"clients": counted}), Where.ALWAYS)
         self.metrics = metrics_of(recipe.evaluation, self.shares.options)
-        self.members = members_of(recipe, len(self.shares.clients), self.secret)
+        self.members = members_of(recipe, count, self.secret)
         keys = {number: member.public for number, member in self.members.items()}
-        self.setup = build(
-            recipe, tokenizer, basis, serves=serves, progress=self.progress, keys=keys, secret=self.secret
-        )
-        self.backpropagating = share_of(recipe.seed, len(self.shares.clients), recipe.clients.backpropagating)
+        parts = recipe, tokenizer, basis
+        self.setup = build(*parts, serves=serves, progress=self.progress, keys=keys, secret=self.secret)
         self._plan, self._planned = self._make_plan(), list[Step]()
         self._kept: dict[int, bytes] = {}  # client of this round -> the last broadcast, where the client still holds it
-        self.carry: Transport | None = None  # in place of `transport`, to clients that keep no broadcast
+        self.carry: Transport | None = None
         self.receipts: dict[int, Receipt] = {}  # the uploads of the last round, where they are kept
         self._workers: Workers | None = None  # started by the first round that needs them
-        self._read: Decode = decode  # of broadcasts
 
     @property
     def strategy(self) -> Strategy[Any]:
@@ -99,28 +94,24 @@ class Simulation:
     @property
     def federation(self) -> Federation:
         """The parts of the run, for `work`."""
-        return Federation(
-            recipe=self.recipe,
-            strategy=self.strategy,
-            identity=self.identity,
-            round=self.round,
-            evaluator=WithModel(self.setup, self.shares.held_out, self.stopwatch, self.metrics, self.shares.sets),
-            progress=self.progress,
-            reach=self.reach,
-            holdings=self.holdings(),
-            receipts=lambda: self.receipts,
-            clients=len(self.shares.clients),
-        )
+        counts = [Counter(encoded.example.category for encoded in share) for share in self.shares.clients]
+        holdings = {
+            "examples": [len(share) for share in self.shares.clients],
+            "categories": [dict(sorted(count.items())) for count in counts],
+            "too_long": self.shares.too_long,
+            "held_out": len(self.shares.held_out),
+            "names": self.shares.names,
+        }
+        evaluator = WithModel(self.setup, self.shares.held_out, self.stopwatch, self.metrics, self.shares.sets)
+        parts = self.recipe, self.strategy, self.identity, self.round, evaluator, self.progress, self.reach
+        return Federation(*parts, holdings, lambda: self.receipts, clients=len(self.shares.clients))
 
     @property
     def identity(self) -> dict[str, str]:
         """Facts that must stay the same when a run is continued by another process."""
-        weights = self.setup.weights
-        return {
-            "directions": str(weights.pool),
-            "a base model of digest": weights.base_digest.hex(),
-            "data of digest": self.shares.digest(),
-        }
+        weights, data = self.setup.weights, self.shares.digest()
+        base = weights.base_digest.hex()
+        return {"directions": str(weights.pool), "a base model of digest": base, "data of digest": data}
 
     def cohort(self, round_: int) -> list[int]:
         """The clients that take part in a round."""
@@ -149,15 +140,14 @@ class Simulation:
                 stopwatch.tick()
             self.progress.advance(1, loss)
 
-        examples, member = self.shares.clients[number], self.members.get(number)
-        count = len(self.shares.clients)
-        return self.setup.client(number, count, examples, on_step, member=member, noise=self.secret)
+        clients, member = self.shares.clients, self.members.get(number)
+        return self.setup.client(number, len(clients), clients[number], on_step, member=member, noise=self.secret)
 
     def steps(self, number: int) -> int:
         """Local steps of a client in a round."""
-        examples = len(self.shares.clients[number])
-        differentiates = self.setup.graph_of(number, len(self.shares.clients)) is not None
-        return self.strategy.settings.work(differentiates).count(examples)
+        clients = self.shares.clients
+        differentiates = self.setup.graph_of(number, len(clients)) is not None
+        return self.strategy.settings.work(differentiates).count(len(clients[number]))
 
     def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         """Carry messages to clients on this machine: one after the other, or `at_once` at a time."""
@@ -184,23 +174,20 @@ class Simulation:
                 self.progress.clients([*islice(turns, 1)], "training")
                 yield number, upload
             return
-        self._read = decode_once()
-        try:
-            for k, (number, data) in enumerate(messages.items()):
-                self.progress.begin(f"{self.shares.name(number)} ({k + 1} of {len(messages)})", steps[number])
-                self.progress.clients([number], "training")
-                with computing_with(threads):
-                    upload, seconds = self.answer(data, number)
-                self.stopwatch.steps += seconds
-                self.progress.clients([number], "answered")
-                yield number, upload
-        finally:
-            self._read = decode  # keeps no broadcast between rounds: it can be all weights
+        read = decode_once()  # of this round alone: a broadcast can be all weights
+        for k, (number, data) in enumerate(messages.items()):
+            self.progress.begin(f"{self.shares.name(number)} ({k + 1} of {len(messages)})", steps[number])
+            self.progress.clients([number], "training")
+            with computing_with(threads):
+                upload, seconds = self.answer(data, number, read)
+            self.stopwatch.steps += seconds
+            self.progress.clients([number], "answered")
+            yield number, upload
 
-    def answer(self, data: bytes, number: int) -> tuple[bytes, list[float]]:
+    def answer(self, data: bytes, number: int, read: Decode = decode) -> tuple[bytes, list[float]]:
         """A client's upload, and the seconds of its local steps without the first, which includes the sync."""
         watch = Stopwatch()
-        return answer(self.strategy, data, self.client(number, watch), self._read), watch.steps
+        return answer(self.strategy, data, self.client(number, watch), read), watch.steps
 
     def close(self) -> None:
         """End the worker processes."""
@@ -254,26 +241,11 @@ class Simulation:
         computed = None if elsewhere else report.cpu_seconds
         return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)
 
-    def holdings(self) -> dict[str, Any]:
-        """The number of examples of each client, in all and of each category."""
-        counts = [Counter(e.example.category for e in share) for share in self.shares.clients]
-        return {
-            "examples": [len(share) for share in self.shares.clients],
-            "categories": [dict(sorted(count.items())) for count in counts],
-            "too_long": self.shares.too_long,
-            "held_out": len(self.shares.held_out),
-            "names": self.shares.names,
-        }
-
 
 def members_of(recipe: Recipe, count: int, secret: bytes = b"") -> "dict[int, MaskingClient]":
     """The simulated clients' sides of secure aggregation; none where uploads are clear.
 
-    Args:
-        secret: of the run's noise; empty: keys follow from the recipe's seed, since there is nobody to hide them from.
-
-    Raises:
-        FedKSeedError: a package is missing.
+    Keys follow from the secret of the run's noise, or from the recipe's seed: there is nobody to hide them from.
     """
     if recipe.secure is None:
         return {}

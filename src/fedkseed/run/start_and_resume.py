@@ -1,20 +1,23 @@
 """The beginning of a run in a new directory, and its continuation after a stop: the same tuned model, bit for bit."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from ..errors import FedKSeedError
 from ..recipe.reading import own_recipe
+from ..recipe.rules import checked_algorithm
 from ..recipe.schema import Recipe
 from .activity import ActivityFile
-from .known_scores import base_scores
 from .loop import Result, work
 from .privacy_plan import kept_secret
 from .progress import Progress, Silent
 from .simulation import Simulation
 from .store import Store
-from .trackers import Trackers
+
+PARTS = ("seed", "model", "data", "clients", "evaluation", "peft")  # of a recipe: what its first evaluation is made of
 
 
 def start(
@@ -36,11 +39,10 @@ def start(
     """
     recipe, directory = recipe if isinstance(recipe, Recipe) else own_recipe(recipe), Path(directory)
     Store.require_new(directory)  # refuse before a minute of loading
-    copies = Trackers([*recipe.report.to, *trackers], progress or Silent())
-    now = ActivityFile(copies)
+    now = ActivityFile(progress or Silent(), [*recipe.report.to, *trackers])
     simulation = Simulation(recipe.absolute(), now)
     created = Store.create(directory, simulation.recipe.to_toml())
-    with closing(simulation), created as store, copies.copying(directory), now.shown_in(directory):
+    with closing(simulation), created as store, now.shown_in(directory):
         kept_secret(simulation.recipe, directory, simulation.secret)
         federation = simulation.federation
         scores = base_scores(federation.recipe, federation.identity, earlier)
@@ -62,11 +64,9 @@ def resume(
     directory = Path(directory)
     store = Store(directory)
     recipe = with_model(store.load_recipe(), model)
-    copies = Trackers([*recipe.report.to, *trackers], progress or Silent())
-    now = ActivityFile(copies)
+    now = ActivityFile(progress or Silent(), [*recipe.report.to, *trackers])
     with (
         store.locked(),
-        copies.copying(directory),
         now.shown_in(directory),
         closing(Simulation(recipe, now, secret=kept_secret(recipe, directory))) as simulation,
     ):
@@ -81,3 +81,32 @@ def with_model(recipe: Recipe, model: str | None) -> Recipe:
     if model is None:
         return recipe
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": model})}).absolute()
+
+
+def base_scores(recipe: Recipe, identity: Mapping[str, str], runs: Iterable[Path]) -> dict[str, Any] | None:
+    """The base model's evaluation by the first of other runs that has it, as fields of `Evaluation`; None if none has.
+
+    Runs of an experiment differ in their method or its rate, not in what they begin with. Where all of it is equal, an
+    evaluation says the same, bit for bit. Adapters that are put into the model are part of it, and those of two
+    algorithms differ.
+
+    Args:
+        identity: the digests of the run's base model and data, which the other's have to equal.
+        runs: directories; one that can't be read has nothing.
+    """
+    ours, names = _start(recipe), identity.keys() - {"directions"}  # which say nothing of a base model and rows
+    for directory in runs:
+        try:
+            store = Store(directory, looks=True)
+            theirs = store.recall("identity") or {}
+            same = _start(store.load_recipe()) == ours and all(theirs.get(name) == identity[name] for name in names)
+            if theirs and same and (scores := store.evaluations().get(0)) is not None:
+                return scores
+        except FedKSeedError:  # it costs the time of an evaluation, no more
+            continue
+    return None
+
+
+def _start(recipe: Recipe) -> list[Any]:
+    adapters = recipe.training.algorithm if checked_algorithm(recipe).adapts else None
+    return [adapters, *(getattr(recipe, part) for part in PARTS)]

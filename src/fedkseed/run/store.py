@@ -18,15 +18,17 @@ Everything has a digest, and those of the rounds are a chain (digest_chain.py): 
 has changed is refused.
 """
 
-import hashlib
 import json
 import shutil
+import sqlite3
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import asdict, fields
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError
@@ -40,7 +42,6 @@ from ..recipe.schema import Recipe
 from ..round import Report
 from . import digest_chain as chain
 from .best_round import best_round
-from .database import RunDatabase
 from .digest_chain import Receipt
 
 State = TypeVar("State")
@@ -51,41 +52,45 @@ STOPPED = "stopped"  # the fact with the reason for which a run has ended early
 DIVERGED = "diverged"  # the fact with the round whose model is tuned, where that reason is divergence
 GAINS = "gains"  # the fact with a `Gain` of each client that has sent one, over a network
 RECIPE = "recipe"  # the fact with the digests that recipe.toml may have
+SCHEMA = """
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS rounds (done INTEGER PRIMARY KEY, state BLOB, report TEXT, parts BLOB, head BLOB);
+CREATE TABLE IF NOT EXISTS uploads (done INTEGER, client INTEGER, upload BLOB, signature BLOB,
+                                    PRIMARY KEY (done, client));
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT, digest BLOB);
+CREATE TABLE IF NOT EXISTS evaluations (done INTEGER PRIMARY KEY, value TEXT, digest BLOB);
+COMMIT;
+"""
 
 
 class Store:
     """The directory of one run: made by `create`, opened again by `Store(directory)`.
 
     Args:
-        looks: nothing is written, see `RunDatabase`.
+        looks: nothing is written, and reading takes no longer than it must, since a commit of the process that works
+            on the run waits for it: the whole database is not checked.
     """
 
     def __init__(self, directory: Path, looks: bool = False) -> None:
-        self.directory, self.database = directory, RunDatabase(directory / "run.sqlite", looks)
+        self.directory, self.looks, self.path = directory, looks, directory / "run.sqlite"
         self.recipe = directory / "recipe.toml"
         self.adapter = directory / "adapter.safetensors"
         self.model = directory / "model"
         self.metrics = directory / "metrics.jsonl"
         if not self.recipe.is_file():
-            raise FedKSeedError(
-                f"{directory} is not a run's directory (no recipe.toml in it); start one with: fedkseed run"
-            )
+            raise FedKSeedError(f"{directory} is not a run's directory (no recipe.toml in it); start one: fedkseed run")
 
     @classmethod
     @contextmanager
     def create(cls, directory: Path, recipe: str) -> Iterator["Store"]:
-        """Make the directory of a new run, and hold its lock.
-
-        Raises:
-            FedKSeedError: the directory holds a run, is locked by another process, or can't be written.
-        """
+        """Make the directory of a new run, and hold its lock; one that holds a run, or is locked, is refused."""
         with border(f"can't make the run's directory {directory}"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _lock(directory):
             cls.require_new(directory)
             write_atomically(directory / "recipe.toml", recipe.encode())
             store = cls(directory)
-            store.remember(RECIPE, [_digest(recipe.encode())])
+            store.remember(RECIPE, [chain.digest(recipe.encode()).hex()])
             yield store
 
     @staticmethod
@@ -96,34 +101,19 @@ class Store:
                 f"{directory} holds a run already; go on with `fedkseed resume {directory}` or choose another directory"
             )
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock of the run, so that no other process works on it.
-
-        Raises:
-            FedKSeedError: another process works on the run.
-        """
-        with _lock(self.directory):
-            yield
-
-    @property
-    def begun(self) -> bool:
-        """Whether a state of the run was written: the one before its first round is the first."""
-        return self._last() is not None
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the lock of the run, which is refused while another process works on it."""
+        return _lock(self.directory)
 
     @property
     def rounds(self) -> int:
-        """Number of finished rounds; −1 before the first state was written."""
-        last = self._last()
-        return -1 if last is None else last.done
+        """Number of finished rounds; −1 before the first state was written, which is that before the first round."""
+        ((done,),) = self.rows("SELECT max(done) FROM rounds")
+        return -1 if done is None else self.row(done).done
 
     def load_recipe(self) -> Recipe:
-        """The run's recipe.
-
-        Raises:
-            FedKSeedError: recipe.toml is not the one with which the run began, or not valid.
-        """
-        digest = _digest(read_whole(self.recipe, MAX_BYTES, str(self.recipe)))
+        """The run's recipe; one that is not valid, or not that with which the run began, is refused."""
+        digest = chain.digest(read_whole(self.recipe, MAX_BYTES, str(self.recipe))).hex()
         if (begun_with := self.recall(RECIPE)) is not None and digest not in begun_with:
             raise FedKSeedError(
                 f"{self.recipe} has changed since the run began; bring the old one back, or start a new run"
@@ -138,84 +128,65 @@ class Store:
 
     def change_recipe(self, recipe: str) -> None:
         """Write another recipe; a crash leaves either of the two, and both are taken until the new one is there."""
-        old, new = self.recall(RECIPE) or [], _digest(recipe.encode())
+        old, new = self.recall(RECIPE) or [], chain.digest(recipe.encode()).hex()
         self.remember(RECIPE, [*old, new])
         write_atomically(self.recipe, recipe.encode())
         self.remember(RECIPE, [new])
 
     def require_sound(self, done: int | None = None) -> None:
-        """Check the database and every digest of the run, up to `done` rounds or all.
-
-        Raises:
-            FedKSeedError: something has changed since it was written, or is lacking.
-        """
-        with self.database.transaction() as connection:
-            self.database.require_whole(connection)
-            rows = connection.execute("SELECT done, state, report, parts, head FROM rounds ORDER BY done").fetchall()
-            later = "SELECT done FROM uploads WHERE done > ?1 UNION SELECT done FROM evaluations WHERE done > ?1"
-            lacking = connection.execute(later, (len(rows) - 1,)).fetchone() is not None and done is None
-        names = self._require_sound_facts()
+        """Refuse a run whose database or digests have changed or are lacking, up to `done` rounds or all."""
+        rows = self.checked_rows("SELECT done, state, report, parts, head FROM rounds ORDER BY done")
+        later = "SELECT done FROM uploads UNION SELECT done FROM evaluations"
+        last = "SELECT coalesce(max(done), -1) FROM rounds"
+        lacking = done is None and self.rows(f"SELECT * FROM ({later}) WHERE done > ({last})")  # noqa: S608
+        names = [name for (name,) in self.rows("SELECT name FROM facts")]
+        for name in names:
+            if not isinstance(name, str):
+                raise self.damaged(f"a fact has the name {name!r}")
+            self.recall(name)
+        self.evaluations()
         if lacking or (rows and RECIPE not in names) or (not rows and REACH in names):
-            raise self.database.damaged("rounds or facts are lacking")
+            raise self.damaged("rounds or facts are lacking")
         before: bytes | None = None
         for number, (round_, state, report, parts, head) in enumerate(rows):
             if round_ != number or not isinstance(parts, bytes) or head != chain.head(before, chain.link_of(parts)):
-                raise self.database.damaged(f"the digest of round {number} does not fit")
+                raise self.damaged(f"the digest of round {number} does not fit")
             if not isinstance(state, bytes) or not isinstance(report, str if number else NoneType):
-                raise self.database.damaged(f"the state or the report of round {number} is of another type")
+                raise self.damaged(f"the state or the report of round {number} is of another type")
             checked = chain.SIZE if state == b"" else 0  # a state with a file of its own is checked when it is read
             if chain.parts(state, report, self.receipts(number), parts[-chain.SIZE :])[checked:] != parts[checked:]:
-                raise self.database.damaged(f"the state, the report or an upload of round {number} has changed")
+                raise self.damaged(f"the state, the report or an upload of round {number} has changed")
             before = head
             if number == done:
                 return
 
-    def _require_sound_facts(self) -> list[str]:
-        """Check the digests of all facts and evaluations; returns the facts' names."""
-        names = [name for (name,) in self.database.rows("SELECT name FROM facts")]
-        for name in names:
-            if not isinstance(name, str):
-                raise self.database.damaged(f"a fact has the name {name!r}")
-            self.recall(name)
-        self.evaluations()
-        return names
-
     def receipts(self, done: int) -> dict[int, Receipt]:
         """The uploads of which the state after `done` rounds was made, by client."""
         query = "SELECT client, upload, signature FROM uploads WHERE done = ? ORDER BY client"
-        rows = self.database.rows(query, done)
+        rows = self.rows(query, done)
         for client, *data in rows:
-            if not (
-                isinstance(client, int) and 0 <= client < 1 << 32 and all(isinstance(part, bytes) for part in data)
-            ):
-                raise self.database.damaged(f"an upload of round {done} is of another type, or of client {client!r}")
+            of_bytes = all(isinstance(part, bytes) for part in data)
+            if not (of_bytes and isinstance(client, int) and 0 <= client < 1 << 32):
+                raise self.damaged(f"an upload of round {done} is of another type, or of client {client!r}")
         return {client: Receipt(upload, signature) for client, upload, signature in rows}
 
     def history(self, since: int, done: int) -> tuple[list[bytes], bytes, bytes]:
         """The links of the chain from the state after `since` rounds to that after `done`; the head and stem there."""
-        rows = self.database.rows("SELECT parts FROM rounds WHERE done BETWEEN ? AND ? ORDER BY done", since, done)
+        rows = self.rows("SELECT parts FROM rounds WHERE done BETWEEN ? AND ? ORDER BY done", since, done)
         if len(rows) != max(0, done + 1 - since) or not all(isinstance(parts, bytes) for (parts,) in rows):
-            raise self.database.damaged(f"the digests of rounds {since} to {done} are lacking")
-        return [chain.link_of(parts) for (parts,) in rows], self.head(done), chain.stem(self.parts(done))
-
-    def parts(self, done: int) -> bytes:
-        """The digests of the state after `done` rounds, of its report and of its receipts."""
-        return self._round(done).parts
+            raise self.damaged(f"the digests of rounds {since} to {done} are lacking")
+        return [chain.link_of(parts) for (parts,) in rows], self.head(done), chain.stem(self.row(done).parts)
 
     def head(self, done: int) -> bytes:
         """The head of the chain after `done` rounds."""
-        return self._round(done).head
+        return self.row(done).head
 
     def require_same(self, identity: dict[str, str]) -> None:
-        """Refuse to continue a run with another base model, pool or data than it began with.
-
-        Raises:
-            FedKSeedError: one of them differs; the message has both values.
-        """
+        """Refuse to continue a run with another base model, pool or data than it began with."""
         begun_with = self.recall("identity")
         if begun_with is None:
             if self.rounds > 0:
-                raise self.database.damaged("what the run began with is lacking")
+                raise self.damaged("what the run began with is lacking")
             self.remember("identity", identity)
             return
         for name, fact in identity.items():
@@ -246,83 +217,68 @@ class Store:
         """
         text = None if report is None else json.dumps(_plain(asdict(report)))
         packed, receipts = pack(state), receipts or {}
-        before = self._round(state.round - 1) if state.round else None
+        before = self.head(state.round - 1) if state.round else None
         parts = chain.parts(packed, text, receipts, chain.digest(broadcast))
-        head = chain.head(before.head if before else None, chain.link_of(parts))
+        head = chain.head(before, chain.link_of(parts))
         if len(packed) > LARGE:  # before the commit: a committed round must have its state
             write_atomically(self._large(state.round), packed)
             packed = b""
-        with self.database.transaction() as connection:
+        with self.transaction() as connection:
             row = (state.round, packed, text, parts, head)
             connection.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?)", row)
             connection.execute("DELETE FROM uploads WHERE done = ?", (state.round,))
-            connection.executemany(
-                "INSERT INTO uploads VALUES (?, ?, ?, ?)",
-                [(state.round, client, receipt.upload, receipt.signature) for client, receipt in receipts.items()],
-            )
+            rows = [(state.round, client, receipt.upload, receipt.signature) for client, receipt in receipts.items()]
+            connection.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?)", rows)
         if not packed:
             needed = {self._large(done) for done in keep or (state.round, state.round - 1)}
             for path in {*self.directory.glob(self._large("*").name)} - needed:
                 path.unlink(missing_ok=True)
         if text is not None:
-            with (
-                border(f"can't write {self.metrics}"),
-                open(self.metrics, "a", encoding="utf-8", opener=private) as file,
-            ):
-                file.write(text + "\n")
+            with border(f"can't write {self.metrics}"), open(self.metrics, "ab", opener=private) as file:
+                file.write(f"{text}\n".encode())
 
     def state(self, kind: type[State], done: int | None = None) -> State | None:
-        """The state after `done` rounds, or the latest; None before the first commit.
-
-        Args:
-            kind: the class of the run's states, `Strategy.state`.
+        """The state after `done` rounds, of the class `Strategy.state`, or the latest; None before the first commit.
 
         Raises:
             FedKSeedError: the store has no such round, or its state is damaged.
         """
-        row = self._last() if done is None else self._round(done)
-        if row is None:
+        if done is None and (done := self.rounds) < 0:
             return None
+        row = self.row(done)
         if row.state:
-            return unpack(row.state, kind, row.done, self.database.path)
+            return unpack(row.state, kind, row.done, self.path)
         path = self._large(row.done)
         with border(f"can't read {path}, the state after {row.done} rounds (large ones are not kept for long)"):
             packed = path.read_bytes()
         if chain.digest(packed) != row.parts[: chain.SIZE]:
-            raise self.database.damaged(f"{path} has changed")
+            raise self.damaged(f"{path} has changed")
         return unpack(packed, kind, row.done, path)
 
-    def _last(self) -> "_Round | None":
-        """The row of the latest round; None before the first commit."""
-        ((done,),) = self.database.rows("SELECT max(done) FROM rounds")
-        return None if done is None else self._round(done)
-
-    def _round(self, done: int) -> "_Round":
+    def row(self, done: int) -> "RoundRow":
         """The row after `done` rounds, checked by its own digests."""
-        rows = self.database.rows("SELECT done, state, parts, head FROM rounds WHERE done = ?", done)
+        rows = self.rows("SELECT done, state, parts, head FROM rounds WHERE done = ?", done)
         if not rows:
             raise FedKSeedError(
-                f"{self.directory} has no state after {done} rounds; list them with: fedkseed rounds {self.directory}"
+                f"{self.directory} has no state after {done} rounds; see: fedkseed rounds {self.directory}"
             )
-        row = _Round(*rows[0])
+        row = RoundRow(*rows[0])
         of_bytes = all(isinstance(part, bytes) for part in (row.state, row.parts, row.head))
         if not of_bytes or (row.state and chain.digest(row.state) != row.parts[: chain.SIZE]):
-            raise self.database.damaged(f"the state after {row.done} rounds has changed")
+            raise self.damaged(f"the state after {row.done} rounds has changed")
         return row
 
-    def _large(self, round_: int | str) -> Path:
-        return self.directory / f"state-{round_}.safetensors"
+    def _large(self, done: int | str) -> Path:
+        return self.directory / f"state-{done}.safetensors"
 
     def reports(self) -> list[dict[str, Any]]:
         """The reports of all finished rounds, in order."""
-        with self.database.transaction() as connection:
-            self.database.require_whole(connection)
-            rows = connection.execute("SELECT done, report, parts FROM rounds ORDER BY done").fetchall()
+        rows = self.checked_rows("SELECT done, report, parts FROM rounds ORDER BY done")
         for number, (done, report, parts) in enumerate(rows):
             if done != number or not isinstance(report, str if number else NoneType) or not isinstance(parts, bytes):
-                raise self.database.damaged(f"the report of round {number} is lacking")
+                raise self.damaged(f"the report of round {number} is lacking")
             if chain.digest((report or "").encode()) != parts[chain.SIZE : 2 * chain.SIZE]:
-                raise self.database.damaged(f"the report of round {number} has changed")
+                raise self.damaged(f"the report of round {number} has changed")
         return [json.loads(report) for _, report, _ in rows[1:]]
 
     def rollback(self, done: int) -> None:
@@ -335,41 +291,36 @@ class Store:
             )
         if nonces := self.recall(NONCES):  # clients that have seen what is deleted would take it for a forged history
             self.remember(NONCES, [entry for entry in nonces if entry[0] <= done] + [[done, None]])
-        if not self._round(done).state:
-            self._require_large_states(done)
+        if not self.row(done).state:
+            needed = {*range(max(0, done - (self.recall(REACH) or 0)), done + 1)}
+            evaluations = {number: scores for number, scores in self.evaluations().items() if number <= done}
+            best = best_round(self.load_recipe().evaluation, evaluations)
+            needed.add(done if best is None else best)
+            if not all(self._large(number).exists() for number in needed):
+                raise FedKSeedError(
+                    f"{self.directory} has no state after {done} rounds any more, or none that it needs to go on: "
+                    "large ones are not kept for long"
+                )
         self.remember(STOPPED, None)
         self.remember(DIVERGED, None)
         with border(f"can't remove {self.adapter}"):  # first: no adapter of deleted rounds must stay
             self.adapter.unlink(missing_ok=True)
             shutil.rmtree(self.model, ignore_errors=True)
-        with self.database.transaction() as connection:
+        with self.transaction() as connection:
             for table in ("rounds", "uploads", "evaluations"):
                 connection.execute(f"DELETE FROM {table} WHERE done > ?", (done,))  # noqa: S608 - one of three names
         self.copy_metrics()
 
-    def _require_large_states(self, done: int) -> None:
-        """Refuse to go on from a round where the files of states that this needs are not kept any more."""
-        needed = {*range(max(0, done - (self.recall(REACH) or 0)), done + 1)}
-        evaluations = {number: scores for number, scores in self.evaluations().items() if number <= done}
-        if (best := best_round(self.load_recipe().evaluation, evaluations)) is not None:
-            needed.add(best)
-        if not all(self._large(number).exists() for number in needed):
-            raise FedKSeedError(
-                f"{self.directory} has no state after {done} rounds any more, or none that it needs to go on: "
-                "large ones are not kept for long"
-            )
-
     def evaluated(self, done: int, scores: dict[str, Any]) -> None:
         """Write the scores of the model after `done` rounds, and their means to metrics.jsonl."""
         text = json.dumps(scores)
-        self.database.rows("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?)", done, text, _sealed(str(done), text))
+        self.rows("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?)", done, text, _sealed(str(done), text))
         self.copy_metrics()
 
     def evaluations(self) -> dict[int, dict[str, Any]]:
         """The evaluations in order: number of rounds -> fields of `Evaluation`; 0 is the base model."""
-        with self.database.transaction() as connection:
-            self.database.require_whole(connection, "(evaluations)")
-            rows = connection.execute("SELECT done, value, digest FROM evaluations ORDER BY done").fetchall()
+        query = "SELECT done, value, digest FROM evaluations ORDER BY done"
+        rows = self.checked_rows(query, "(evaluations)")
         return {done: self._opened(str(done), value, seal) for done, value, seal in rows}
 
     def copy_metrics(self) -> None:
@@ -385,24 +336,74 @@ class Store:
             | ({"evaluation": means[report["round"] + 1]} if report["round"] + 1 in means else {})
             for report in self.reports()
         ]
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        write_atomically(self.metrics, text.encode())
+        write_atomically(self.metrics, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
     def remember(self, name: str, value: Any) -> None:
         """Write a JSON value under a name."""
         text = json.dumps(value)
-        self.database.rows("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", name, text, _sealed(name, text))
+        self.rows("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", name, text, _sealed(name, text))
 
     def recall(self, name: str) -> Any:
         """The value written under a name, or None."""
-        rows = self.database.rows("SELECT value, digest FROM facts WHERE name = ?", name)
+        rows = self.rows("SELECT value, digest FROM facts WHERE name = ?", name)
         return self._opened(name, *rows[0]) if rows else None
 
     def _opened(self, name: str, value: Any, seal: Any) -> Any:
         """A JSON value that was written under a name, checked against its digest."""
         if not isinstance(value, str) or seal != _sealed(name, value):
-            raise self.database.damaged(f"what is written under {name!r} has changed")
+            raise self.damaged(f"what is written under {name!r} has changed")
         return json.loads(value)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, which is on disk when it ends: synchronous=FULL syncs the journal and the file."""
+        if not (self.looks or self.path.exists()):
+            # SQLite would make it for all to read; its journals get the same permissions
+            with border(f"can't make {self.path}"), open(self.path, "ab", opener=private):
+                pass
+        try:
+            with (
+                border(f"can't use {self.path}"),
+                _reading(self.path) if self.looks else closing(_connection(self.path)) as connection,
+            ):
+                connection.execute("PRAGMA synchronous = FULL")
+                self._prepare(connection)
+                with connection:
+                    yield connection
+        except (UnicodeDecodeError, MemoryError) as error:  # a damaged file's names in SQLite's errors; its sizes
+            raise self.damaged(str(error)) from error
+
+    def rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
+        """The rows of a query, in a transaction of its own; of a statement that writes, none."""
+        with self.transaction() as connection:
+            return connection.execute(query, arguments).fetchall()
+
+    def checked_rows(self, query: str, table: str = "") -> list[tuple[Any, ...]]:
+        """The same, of a database, or a table of it, whose pages fit together: else rows could be lacking unnoticed."""
+        with self.transaction() as connection:
+            verdict = "ok" if self.looks else connection.execute(f"PRAGMA integrity_check{table}").fetchone()[0]
+            if verdict != "ok":
+                raise self.damaged(str(verdict))
+            return connection.execute(query).fetchall()
+
+    def damaged(self, what: str) -> FedKSeedError:
+        return FedKSeedError(
+            f"{self.path} is damaged: {what}; bring back a copy of {self.directory}, roll back to a round before "
+            "the damage, or start again"
+        )
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Make the tables of a new file, and refuse those of another program."""
+        columns = [name for _, name, *_ in connection.execute("PRAGMA table_info(rounds)")]
+        if columns and "parts" not in columns:
+            raise FedKSeedError(
+                f"{self.directory} was made by an earlier release, whose rounds have no digests: look at it "
+                "with that release, or start a new run; its adapter can still be applied and exported"
+            )
+        if not (tables := _tables(connection)):
+            connection.executescript(SCHEMA)  # in a new file only: else a table that is lacking would seem empty
+        elif tables != _tables_of_a_run():  # a view may never end, or show each reader something else
+            raise self.damaged("its tables are not those of a run")
 
 
 @contextmanager
@@ -413,18 +414,13 @@ def _lock(directory: Path) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
+class RoundRow(NamedTuple):
     """A row of the table of rounds; the state is empty where it has a file of its own."""
 
     done: int
     state: bytes
     parts: bytes
     head: bytes
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _sealed(name: str, value: str) -> bytes:
@@ -450,6 +446,43 @@ def unpack(data: bytes, kind: type[State], done: int, where: Path) -> State:
 
 def _plain(report: dict[str, Any]) -> dict[str, Any]:
     """The report with numbers that are not finite as None, since JSON has no NaN: a loss, where none was finite."""
-    return {
-        name: None if isinstance(value, float) and not np.isfinite(value) else value for name, value in report.items()
-    }
+    unsaid = {name for name, value in report.items() if isinstance(value, float) and not np.isfinite(value)}
+    return report | dict.fromkeys(unsaid)
+
+
+def _connection(path: Path, mode: str = "rw") -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", timeout=10, uri=True)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that writes nothing, to a database that another process may be writing or about to make."""
+    with ExitStack() as stack:
+        if not path.exists() or not path.stat().st_size:
+            yield stack.enter_context(closing(sqlite3.connect(":memory:")))
+            return
+        connection = stack.enter_context(closing(_connection(path, "ro")))
+        try:
+            _tables(connection)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
+                raise
+            # A process was killed within a commit. Whoever goes on with the run undoes it; here, a copy is mended.
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            for part in (path, path.with_name(f"{path.name}-journal")):
+                shutil.copyfile(part, folder / part.name)
+            connection = stack.enter_context(closing(_connection(folder / path.name)))
+        yield connection
+
+
+def _tables(connection: sqlite3.Connection) -> set[tuple[Any, ...]]:
+    """The tables of a database and all else that it defines, as SQL."""
+    return {*connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall()}
+
+
+@cache
+def _tables_of_a_run() -> set[tuple[Any, ...]]:
+    """The tables that SCHEMA defines."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SCHEMA)
+        return _tables(connection)

@@ -1,11 +1,9 @@
 """Copies of a run's numbers for trackers of experiments: TensorBoard, MLflow, Trackio, Weights & Biases.
 
-The copies are made of what is in the store, as metrics.jsonl is, so a tracker has each round once, even if the run was
-killed and resumed: the store keeps, as the fact TRACKED, what each tracker is known to have and up to which head of
-the chain. After a rollback the head is another, and the copy begins anew, under another id.
-
-The callbacks of transformers can't serve here: they load PyTorch, send a model's configuration along with the numbers,
-and know no run that goes on after a rollback.
+The copies are made of what is in the store, so a tracker has each round once, even if the run was killed and resumed:
+the fact TRACKED says what each tracker is known to have and up to which head of the chain. After a rollback the head is
+another, and the copy begins anew, under another id. (The callbacks of transformers load PyTorch, send a model's
+configuration along with the numbers, and know no rollback.)
 
 By default all of it stays on this machine. What a tracker's own environment variables say comes first: WANDB_MODE,
 MLFLOW_TRACKING_URI, TRACKIO_DIR. A tracker that fails is left out for the rest of the process, and the run goes on.
@@ -15,20 +13,19 @@ import io
 import os
 import re
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ..errors import FedKSeedError
 from ..evaluation.statistics import Evaluation, title_of
 from ..recipe.algorithms import ALGORITHMS
 from ..recipe.schema import Recipe
-from ..round import Report
 from ..strategies.kseed import State, importance
-from .progress import Passing, Progress
 from .round_metrics import SUMS, values
 from .store import Store
 
@@ -50,45 +47,59 @@ class RoundValues(NamedTuple):
     values: dict[str, float]  # by the name of a curve
 
 
-class Tracker(Protocol):
+class Tracker(ABC):
     """One copy of a run's numbers: made or, by its id, continued."""
 
     module: str  # that it needs
     install: str  # the line that installs it
     id: str
+    _run: Any  # of a package whose runs have a method `log`
 
+    @abstractmethod
     def __init__(self, store: Store, continued: str | None) -> None: ...
 
     def write(self, rounds: Sequence[RoundValues]) -> None:
         """Add the numbers of rounds, in their order."""
-        ...
+        for done, _, points in rounds:
+            self._run.log(points, step=done)
 
+    @abstractmethod
     def close(self, ended: bool) -> None: ...
 
 
-class Trackers(Passing):
-    """A watcher that hands the numbers of each round to trackers, and passes calls on to another.
+class Trackers:
+    """The trackers that get the numbers of each round.
 
     A round is handed on when the next is done, or when the run ends: then its evaluation has come, too.
 
     Args:
         names: keys of TRACKERS.
+        note: called with what a watcher is to show.
 
     Raises:
         FedKSeedError: a package is missing.
     """
 
-    def __init__(self, names: Collection[str], inner: Progress) -> None:
-        super().__init__(inner)
-        self.names = list(dict.fromkeys(names))
+    def __init__(self, names: Collection[str], note: Callable[[str], object]) -> None:
+        self.names, self.note = list(dict.fromkeys(names)), note
         for name in self.names:
-            _require_package(name)
+            for variable, silent in NO_TELEMETRY.items():  # before the import, which reads them
+                os.environ.setdefault(variable, silent)
+            try:
+                import_module(TRACKERS[name].module)
+            except ImportError as error:
+                raise FedKSeedError(
+                    f"{name} needs a package that is missing ({error}); install it with: {TRACKERS[name].install}"
+                ) from error
         self._open: dict[str, Tracker] = {}
         self._store: Store | None = None
 
     @contextmanager
     def copying(self, directory: Path) -> Iterator[None]:
         """Copy from the store of a run, whose lock the caller holds, until the end of the `with` block."""
+        if not self.names:
+            yield
+            return
         ended, self._store = False, Store(directory)
         try:
             yield
@@ -100,25 +111,25 @@ class Trackers(Passing):
                     tracker.close(ended)
             self._open, self._store = {}, None
 
-    def round_done(self, report: Report) -> None:
-        super().round_done(report)
+    def round_done(self) -> None:
         if self._store is not None:
             self._hand_on(self._store, whole=False)
 
     def _hand_on(self, store: Store, whole: bool) -> None:
         """Give each tracker the rounds that it lacks; `whole`: also the last one."""
-        if not self.names or not store.begun:
+        if not self.names or store.rounds < 0:
             return
         copies, rounds = store.recall(TRACKED) or {}, curves(store)
         last = store.rounds - (not whole)
         for name in list(self.names):
-            id_, copied = _copied(store, copies.get(name))
+            copy = copies.get(name)
+            if copy is None or not -1 < copy["done"] <= store.rounds or store.head(copy["done"]).hex() != copy["head"]:
+                copy = {"id": None, "done": -1}  # none, or one of rounds that are no longer those of the run
             with self._without_failing(name):
                 if name not in self._open:
-                    self._open[name] = TRACKERS[name](store, id_)
+                    self._open[name] = TRACKERS[name](store, copy["id"])
                 tracker = self._open[name]
-                if tracker.id != id_:
-                    copied = -1
+                copied = copy["done"] if tracker.id == copy["id"] else -1
                 if lacking := [values for values in rounds if copied < values.done <= last]:
                     tracker.write(lacking)
                 copies[name] = {"id": tracker.id, "done": last, "head": store.head(last).hex()}
@@ -135,24 +146,6 @@ class Trackers(Passing):
             self.names = [other for other in self.names if other != name]
 
 
-def _copied(store: Store, copy: dict[str, Any] | None) -> tuple[str | None, int]:
-    """The id of a copy and the rounds that it has; None and -1 if they are no longer those of the run."""
-    if copy is None or not -1 < copy["done"] <= store.rounds or store.head(copy["done"]).hex() != copy["head"]:
-        return None, -1
-    return copy["id"], copy["done"]
-
-
-def _require_package(name: str) -> None:
-    """Refuse a tracker whose package is missing, with the line that installs it."""
-    for variable, silent in NO_TELEMETRY.items():  # before the import, which reads them
-        os.environ.setdefault(variable, silent)
-    try:
-        import_module(TRACKERS[name].module)
-    except ImportError as error:
-        line = TRACKERS[name].install
-        raise FedKSeedError(f"{name} needs a package that is missing ({error}); install it with: {line}") from error
-
-
 def curves(store: Store) -> list[RoundValues]:
     """The points of all curves of a run, in the order of the rounds; those of 0 rounds are the base model's."""
     reports = store.reports()
@@ -160,13 +153,12 @@ def curves(store: Store) -> list[RoundValues]:
     elapsed = accumulate((report.get("seconds", 0.0) for report in reports), initial=0.0)
     sums, rounds = {metric.name: 0.0 for metric in SUMS}, list[RoundValues]()
     for done, seconds in enumerate(elapsed):
-        points: dict[str, float] = {}
+        scores = means.get(done, {}).items()
+        points = {CURVES.get(name, f"held-out/{title_of(name)}"): mean for name, mean in scores}
         if done:
             report = reports[done - 1]
             sums = {metric.name: sums[metric.name] + (metric.value(report) or 0) for metric in SUMS}
-            points = values(report) | sums
-        scores = means.get(done, {})
-        points |= {CURVES.get(name, f"held-out/{title_of(name)}"): mean for name, mean in scores.items()}
+            points = values(report) | sums | points
         rounds.append(RoundValues(done, seconds, points))
     return rounds
 
@@ -182,12 +174,7 @@ def settings(recipe: Recipe) -> dict[str, Any]:
     return numbers_and_names
 
 
-def _began(store: Store) -> float:
-    """The time at which a run began, in seconds since 1970."""
-    return store.recipe.stat().st_mtime
-
-
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files in the folder `tensorboard` of the run's directory; each process replaces those of the one before."""
 
     module, install = "torch.utils.tensorboard", "pip install 'fedkseed[plots]'"
@@ -200,25 +187,23 @@ class TensorBoard:
             old.unlink()
         self._writer: Any = SummaryWriter(str(folder), purge_step=0)  # lets a running TensorBoard drop old data
         algorithm = store.load_recipe().training.algorithm
-        self._began, self._store = _began(store), store
+        self._began, self._store = store.recipe.stat().st_mtime, store  # seconds since 1970
         self._draws = algorithm in ALGORITHMS and ALGORITHMS[algorithm].pooled  # directions, by their importance
 
     def write(self, rounds: Sequence[RoundValues]) -> None:
         for done, seconds, points in rounds:
             for name, value in points.items():
                 self._writer.add_scalar(name, value, done, self._began + seconds)
-            state = self._store.state(State, done) if self._draws and done else None
-            if state is not None:
-                self._writer.add_histogram(
-                    "directions/probability", importance(state), done, "auto", self._began + seconds
-                )
+            if self._draws and done and (state := self._store.state(State, done)) is not None:
+                at = self._began + seconds
+                self._writer.add_histogram("directions/probability", importance(state), done, "auto", at)
         self._writer.flush()
 
     def close(self, ended: bool) -> None:
         self._writer.close()
 
 
-class MLflow:
+class MLflow(Tracker):
     """A run of MLflow; the project is its experiment. A point that comes twice is one there."""
 
     module, install = "mlflow", "pip install 'fedkseed[trackers]'"
@@ -228,7 +213,7 @@ class MLflow:
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
-        self._client, self._began = MlflowClient(), _began(store)
+        self._client, self._began = MlflowClient(), store.recipe.stat().st_mtime  # seconds since 1970
         if continued is not None:
             self.id = continued
             with suppress(MlflowException):  # MLflow's own store may be another one than before
@@ -258,7 +243,7 @@ class MLflow:
         self._client.set_terminated(self.id, "FINISHED" if ended else "KILLED")
 
 
-class Trackio:
+class Trackio(Tracker):
     """A run of Trackio, whose name is its id."""
 
     module, install = "trackio", "pip install trackio"
@@ -267,14 +252,10 @@ class Trackio:
         self._trackio, recipe = import_module("trackio"), store.load_recipe()
         self.id = continued or f"{store.directory.resolve().name}-{secrets.token_hex(2)}"
         with redirect_stdout(io.StringIO()):  # it prints greetings, and stdout may be a JSON document
-            self._run: Any = self._trackio.init(
+            self._run = self._trackio.init(
                 recipe.report.project, name=self.id, resume="allow", config=settings(recipe), embed=False,
                 auto_log_gpu=False, auto_log_cpu=False,
             )  # fmt: skip
-
-    def write(self, rounds: Sequence[RoundValues]) -> None:
-        for done, _, points in rounds:
-            self._run.log(points, step=done)
 
     def close(self, ended: bool) -> None:
         with redirect_stdout(io.StringIO()):
@@ -282,7 +263,7 @@ class Trackio:
             self._trackio.finish()
 
 
-class WandB:
+class WandB(Tracker):
     """A run of Weights & Biases: offline, in the folder `wandb` of the run's directory, unless WANDB_MODE says else."""
 
     module, install = "wandb", "pip install 'fedkseed[trackers]'"
@@ -293,7 +274,7 @@ class WandB:
         self.id = continued or secrets.token_hex(4)
         directory, recipe = store.directory.resolve(), store.load_recipe()
         mode: Any = os.environ.get("WANDB_MODE", "offline")
-        self._run: Any = wandb.init(
+        self._run = wandb.init(
             project=recipe.report.project, name=directory.name, id=self.id, resume="allow", config=settings(recipe),
             mode=mode, dir=os.environ.get("WANDB_DIR", directory),
             # Neither the terminal's text nor the machine's programs and its load, which nobody has asked for.
@@ -302,10 +283,6 @@ class WandB:
                 x_disable_meta=True, x_save_requirements=False,
             ),
         )  # fmt: skip
-
-    def write(self, rounds: Sequence[RoundValues]) -> None:
-        for done, _, points in rounds:
-            self._run.log(points, step=done)
 
     def close(self, ended: bool) -> None:
         self._run.finish(exit_code=0 if ended else 1)

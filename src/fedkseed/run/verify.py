@@ -1,18 +1,12 @@
 """Verification of a finished or running run from what it has kept: does each state follow from its uploads?
 
 No model and no data are needed, and any machine finds the same: a round's sum is one of integers. What is checked, from
-the first round on:
+the first round on: the chain of digests; each state is what the recipe's algorithm makes of the state before and the
+round's uploads, and the broadcast is made of it; each upload is signed by its client for this run and broadcast; the
+adapter is that of the tuned state, of the run's base model and recipe. Evaluations are not computed again.
 
-    the chain        every row has its digest, and every digest follows from those before it
-    the states       each is what the recipe's algorithm makes of the state before and the round's uploads
-    the broadcasts   the one that clients were sent is made of the state
-    the signatures   each upload is signed by its client, for this run and for the broadcast that the state makes
-    the adapter      it is that of the last state, or of the best by [evaluation] best, of the run's base model and of
-                     its recipe; evaluations themselves are not computed again
-
-A server that has changed an upload, left one out of the sum, or written another state is found, whatever digests it
-has written down, as long as it lacks its clients' keys. No code and no file that a recipe names is run or opened: the
-run may be a stranger's.
+A server that has changed an upload, left one out, or written another state is found, as long as it lacks its clients'
+keys. No code and no file that a recipe names is run or opened: the run may be a stranger's.
 """
 
 from collections.abc import Callable, Mapping
@@ -78,12 +72,12 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
             states[done] = _recomputed(strategy, broadcasts, states, done, receipts, signed)
             uploads += len(receipts)
             unchecked += sum(signed is None and receipt.signature != b"" for receipt in receipts.values())
-        if chain.digest(pack(states[done])) != store.parts(done)[: chain.SIZE]:
+        if chain.digest(pack(states[done])) != store.row(done).parts[: chain.SIZE]:
             raise FedKSeedError(
                 f"round {done}: the state is not what the algorithm makes of the {len(store.receipts(done))} uploads "
                 "that are kept: one was changed or left out, or the state was"
             )
-        if chain.digest(broadcasts.of(states[done])) != store.parts(done)[-chain.SIZE :]:
+        if chain.digest(broadcasts.of(states[done])) != store.row(done).parts[-chain.SIZE :]:
             raise FedKSeedError(f"round {done}: the broadcast that the clients were sent is not made of the state")
         if recipe.asynchronous is None:  # else clients may have begun in any round before
             states.pop(done - 1, None)
@@ -102,16 +96,10 @@ def _clients(store: Store, recipe: Recipe) -> int:
 
 
 def require_head(store: Store, head: str) -> int:
-    """Refuse a run whose chain does not have a head that somebody has seen.
-
-    Args:
-        head: hexadecimal, as `verify` and the server print it.
-
-    Returns:
-        The number of rounds done at that head.
+    """The number of rounds done at a head of the chain, hexadecimal, that somebody has seen.
 
     Raises:
-        FedKSeedError: it has not: rounds were changed, left out or computed anew since.
+        FedKSeedError: the run has no such head: rounds were changed, left out or computed anew since.
     """
     heads = {store.head(done).hex(): done for done in range(store.rounds + 1)}
     if (done := heads.get(head.lower())) is None:
@@ -128,9 +116,7 @@ def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:
             f"the run's algorithm is {recipe.training.algorithm}: verify runs no code that a run's recipe names"
         )
     if recipe.secure is not None:
-        raise FedKSeedError(
-            "the run's uploads were masked, and the server has seen their sums alone: there is nothing to verify by"
-        )
+        raise FedKSeedError("the run's uploads were masked, and the server has seen their sums alone: verify can't see")
     algorithm, identity = checked_algorithm(recipe), store.recall("identity")
     if algorithm.strategy.weights != COEFFICIENTS or not recipe.trust.receipts:
         raise FedKSeedError(
@@ -162,21 +148,17 @@ def _recomputed(
     """The state after a round, from the states before and the round's uploads."""
     uploads = []
     for client, receipt in receipts.items():
+        named = f"round {done}: the upload of client {client}"
         try:
             upload: Any = decode(receipt.upload, *strategy.aggregator.replies)
         except FedKSeedError as error:
-            raise FedKSeedError(f"round {done}: the upload of client {client} can't be read: {error}") from error
+            raise FedKSeedError(f"{named} can't be read: {error}") from error
         if upload.client != client or upload.round not in states:
-            raise FedKSeedError(
-                f"round {done}: the upload of client {client} says that it is of client {upload.client}, who began "
-                f"after {upload.round} rounds"
-            )
-        began = states[upload.round]
-        ours = upload.round, client, broadcasts.of(began), receipt.upload, receipt.signature
-        if signed is not None and not signed(*ours):
-            raise FedKSeedError(
-                f"round {done}: the upload of client {client} is not signed by it for this run and its broadcast"
-            )
+            says = f"is of client {upload.client}, who began after {upload.round} rounds"
+            raise FedKSeedError(f"{named} says that it {says}")
+        broadcast = broadcasts.of(states[upload.round])
+        if signed and not signed(upload.round, client, broadcast, receipt.upload, receipt.signature):
+            raise FedKSeedError(f"{named} is not signed by it for this run and its broadcast")
         uploads.append(upload)
     try:
         return strategy.aggregate(states[done - 1], uploads, states)
@@ -196,9 +178,8 @@ def _require_adapter(store: Store, recipe: Recipe, strategy: Strategy[Any], stat
         )
     named = provenance(recipe, state.round)
     if wrong := [name for name, value in named.items() if adapter.provenance.get(name) != value]:
-        raise FedKSeedError(
-            f"{store.adapter} says {wrong[0]} = {adapter.provenance.get(wrong[0])!r}, the run had {named[wrong[0]]!r}"
-        )
+        says = adapter.provenance.get(wrong[0])
+        raise FedKSeedError(f"{store.adapter} says {wrong[0]} = {says!r}, the run had {named[wrong[0]]!r}")
     patterns = recipe.model.tuned or ["*"]
     if [*adapter.patterns] != patterns and (recipe.model.tuned or checked_algorithm(recipe).tuned == "all"):
         raise FedKSeedError(f"{store.adapter} tunes {[*adapter.patterns]}, the run tuned {patterns}")

@@ -37,7 +37,8 @@ def central_digest(peers: Peers, number: int) -> str:
     rule, state, _ = recompute(peers.state(number))
     setup = Simulation(with_network_defaults(peers.recipe)).setup
     assert rule.strategy.run == setup.strategy.run
-    return setup.adapter(state).tuned or ""
+    setup.load(state)
+    return setup.held(state.round).tuned or ""
 
 
 @pytest.mark.parametrize("count", [6, 20])

@@ -37,7 +37,7 @@ def task(store: Store, done: int, since: int = 0, nonce: bytes = NONCE) -> Task:
 
 def known(store: Store, done: int) -> SeenRun:
     """The last that client 0 has seen of a run after `done` rounds."""
-    return SeenRun(done, store.head(done), chain.link_of(store.parts(done)), 0, bytes(16))
+    return SeenRun(done, store.head(done), chain.link_of(store.row(done).parts), 0, bytes(16))
 
 
 def broadcast(store: Store, done: int, **changes: float) -> bytes:
@@ -174,7 +174,7 @@ def test_two_clients_get_one_broadcast_after_one_head(run, tmp_path):
 def test_a_stem_that_is_made_for_another_broadcast_gives_another_link(run, tmp_path):
     """The attack: the stem is the server's to choose; its links and head are as they were."""
     history, other = RunHistory(tmp_path), broadcast(run, 2, lr=1.0)
-    for stem in (run.parts(2)[: chain.SIZE], chain.digest(other), chain.link_of(run.parts(2)), b"\xff" * LINK):
+    for stem in (run.row(2).parts[: chain.SIZE], chain.digest(other), chain.link_of(run.row(2).parts), b"\xff" * LINK):
         forged = replace(task(run, 2), stem=stem)
         assert history.follow(forged)
         with pytest.raises(FedKSeedError, match="is not the one in the run's history"):

@@ -24,7 +24,6 @@ from ...run.privacy_plan import kept_secret
 from ...run.progress import Progress
 from ...run.simulation import Simulation
 from ...run.store import Store
-from ...run.trackers import Trackers
 from ...run.workers import computing_with
 from ..protocol.client.task_handler import TaskHandler
 from ..protocol.envelope import Task
@@ -79,8 +78,7 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
     from .client_app import client_app
     from .grid_carrier import GridCarrier
 
-    copies = Trackers([*recipe.report.to, *trackers], progress)
-    now = ActivityFile(copies)
+    now = ActivityFile(progress, [*recipe.report.to, *trackers])
     simulation = Simulation(recipe.absolute(), now)
     recipe = simulation.recipe
     if simulation.setup.algorithm.strategy.remembers:
@@ -89,7 +87,7 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
             "process to process: use --engine own"
         )
     count, app, outcome = len(simulation.shares.clients), ServerApp(), list[Result | BaseException]()
-    with Store.create(directory, recipe.to_toml()) as store, copies.copying(directory), now.shown_in(directory):
+    with Store.create(directory, recipe.to_toml()) as store, now.shown_in(directory):
         kept_secret(recipe, directory, simulation.secret)
 
         @app.main()

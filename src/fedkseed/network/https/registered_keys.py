@@ -114,7 +114,7 @@ def keys_of_run(directory: Path, folder: Path, progress: Progress, transport: st
     """The keys of a run's clients. One that has begun keeps its number of clients, and files may be missing."""
 
     def files() -> dict[int, Path]:
-        count = ClientNumbers.registered(directory) if Store(directory).begun else 0
+        count = ClientNumbers.registered(directory) if Store(directory).rounds >= 0 else 0
         if not count:
             return dict(enumerate(certs.public_keys(folder)))
         if len(_stamps(folder)) > count:

@@ -38,7 +38,7 @@ def begin(file: Path, changes: Sequence[str], directory: Path, *places: Where) -
     """
     wanted = with_network_defaults(own_recipe(file, changes)).absolute()
     require_legal(wanted, Where.NETWORK, *places)  # now, and not when the clients are there
-    Trackers(wanted.report.to, Silent())  # refuses one whose package is missing
+    Trackers(wanted.report.to, Silent().note)  # refuses one whose package is missing
     if (directory / "recipe.toml").exists():
         begun = Store(directory).load_recipe()
         if begun.model_copy(update={"network": wanted.network, "report": wanted.report}) != wanted:
@@ -63,9 +63,8 @@ def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) ->
             clients have answered. All finished rounds are kept.
     """
     store = Store(directory)
-    trackers = Trackers(store.load_recipe().report.to, progress)
-    activity = ActivityFile(trackers)
-    with store.locked(), trackers.copying(directory), activity.shown_in(directory):
+    activity = ActivityFile(progress, store.load_recipe().report.to)
+    with store.locked(), activity.shown_in(directory):
         recipe = store.load_recipe()
         shards = recipe.network.shards
         if shards is not None and (keys := ClientNumbers.registered(directory)) not in (0, len(shards)):

@@ -10,9 +10,8 @@ import pytest
 from fedkseed.paper.experiments import merge
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.schema import Recipe
-from fedkseed.run.known_scores import base_scores
 from fedkseed.run.setup import WithModel
-from fedkseed.run.start_and_resume import start
+from fedkseed.run.start_and_resume import base_scores, start
 from fedkseed.run.store import Store
 
 from ..conftest import recipe_text
