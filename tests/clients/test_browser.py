@@ -17,7 +17,7 @@ from fedkseed import Adapter, start
 from fedkseed.network.https import join, server
 from fedkseed.network.https.browser_page import Page
 from fedkseed.network.protocol.certs import add, make
-from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
+from fedkseed.network.protocol.client.recipe_consent import OwnerSettings
 from fedkseed.network.protocol.client.task_handler import TaskHandler
 from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients, with_network_defaults
@@ -27,7 +27,7 @@ from fedkseed.run.loop import Result
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
 
-from ..network.flower.conftest import OPEN, Notes, Setting
+from ..network.flower.conftest import Notes, Setting
 from ..network.https.network import network
 from ..network.ports import free_port
 from ..report.browser import Browser, browser
@@ -111,7 +111,7 @@ FEW = {"heldOut": ["capital"], "leastExamples": 1, "leastBatch": 2, "leastSteps"
 @contextmanager
 def own_client(setting: Setting, folder: Path, keys: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Client 0: that of `fedkseed join`, whose worker is not a process of its own; it ends when the server has."""
-    owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
+    owner = setting.owner(0)
     signing = ClientSigning(private_key(keys / "client-0"), certificate(keys / "ca.pem"))
     worker = TaskHandler(lambda recipe: load_client(owner, recipe), signing)
     monkeypatch.setattr(join, "ask_worker", lambda task, directory, opened: worker.reply(task).encode())

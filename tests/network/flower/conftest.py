@@ -1,29 +1,31 @@
 """A federation of three clients with a file each, and the same run in one process to compare with."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tomllib import loads
+from typing import Any
 
 import pytest
 from tomli_w import dumps
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from flwr.app import Message
-
 from fedkseed import encode, start
 from fedkseed.network.flower.client_app import client_app
 from fedkseed.network.flower.server_app import serve
+from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client.policy import Policy
 from fedkseed.network.protocol.client.recipe_consent import Owner
 from fedkseed.network.protocol.client.task_handler import TaskHandler
 from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.envelope import Task, recipe_digest
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients, with_network_defaults
+from fedkseed.network.protocol.server import clients as remote
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
+from fedkseed.network.protocol.signatures import ServerSigning
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import parse, typed
 from fedkseed.recipe.schema import TrustTable
@@ -76,6 +78,18 @@ class Notes(Silent):
         return any(text in line for line in self.told)
 
 
+def to_workers(workers: Mapping[int, TaskHandler]) -> Deliver:
+    """Delivery to the workers of nodes, looked up for each message: a test may put another in one's place."""
+    return to_apps({node: client_app(lambda task, _, node=node: workers[node].reply(task).encode()) for node in NODES})
+
+
+def with_keys(directory: Path, keys: Path) -> Path:
+    """A run's directory, with the keys of its clients registered."""
+    (directory / "flower").mkdir()
+    ServerSigning.write(directory / "flower", keys, [(keys / f"client-{k}.pub").read_text().strip() for k in range(3)])
+    return directory
+
+
 @dataclass
 class Setting:
     """What the tests of a network start from."""
@@ -89,12 +103,8 @@ class Setting:
         return sorted((self.folder / "data").iterdir())
 
     def text(self, network: str = "", more: str = "", **changes: str) -> str:
-        lines = {
-            "count": 'split = "files"',
-            "cohort": "cohort = 3",
-            "rounds": "rounds = 3",
-            "generated": "generated = 0",
-        } | changes
+        lines = {"count": 'split = "files"', "cohort": "cohort = 3", "rounds": "rounds = 3"}
+        lines |= {"generated": "generated = 0", **changes}
         text = recipe_text(self.model, self.folder / "data", **lines) + f"[network]\n{network}\n{more}"
         # The defaults of a server are written out, so that a run in one process has them, too.
         resolved = with_network_defaults(parse(loads(text)))
@@ -115,26 +125,29 @@ class Setting:
             ClientNumbers.register(directory, range(3))
             return directory
 
-    def workers(self) -> dict[int, TaskHandler]:
-        owners = [Owner(str(file), str(self.model), policy=OPEN) for file in self.files]
-        return {node: TaskHandler(partial(load_client, owner)) for node, owner in zip(NODES, owners, strict=True)}
+    def owner(self, number: int, **more: Any) -> Owner:
+        """The owner of a client, who answers whatever the tests ask for."""
+        return Owner(str(self.files[number]), str(self.model), **{"policy": OPEN, **more})
+
+    def workers(self, **more: Any) -> dict[int, TaskHandler]:
+        return {node: TaskHandler(partial(load_client, self.owner(k, **more))) for k, node in enumerate(NODES)}
 
     def deliver(self) -> Deliver:
-        workers = self.kept = self.kept or self.workers()
-        apps = {
-            node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
-            for node, worker in workers.items()
-        }
-        return to_apps(apps, {})
+        self.kept = self.kept or self.workers()
+        return to_workers(self.kept)
 
     def serve(
-        self,
-        directory: Path,
-        deliver: Callable[[Message], Iterable[Message]] | None = None,
-        nodes: Callable[[], Sequence[int]] = lambda: NODES,
+        self, directory: Path, deliver: Deliver | None = None, nodes: Callable[[], Sequence[int]] = lambda: NODES,
         notes: Notes | None = None,
-    ):
+    ):  # fmt: skip
         return serve(directory, LoopbackGrid(nodes, deliver or self.deliver()), notes or Notes())
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loopback Grid answers when it is asked; no need to look seldom."""
+    for name, seconds in (("POLL", 0.01), ("LOOK", 0.0), ("PAUSE", 0.01)):
+        monkeypatch.setattr(remote, name, seconds)
 
 
 @pytest.fixture(scope="session")
@@ -145,6 +158,13 @@ def setting(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Set
         part = [row for k, row in enumerate(rows()) if k % 3 == number]
         (folder / "data" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     return Setting(folder, model_folder)
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The keys and certificates of a server and its three clients."""
+    make(folder := tmp_path_factory.mktemp("keys"), 3, ["localhost"], 365)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -68,12 +68,12 @@ def number_of(node: int) -> int:
     return NODES.index(node) if node in NODES else node
 
 
-def to_apps(apps: Mapping[int, ClientApp], configs: Mapping[int, dict[str, bool | float | int | str]]) -> Deliver:
-    """A function that delivers messages to the ClientApp of their node, with the node's configuration."""
+def to_apps(apps: Mapping[int, ClientApp]) -> Deliver:
+    """A function that delivers messages to the ClientApp of their node."""
 
     def deliver(message: Message) -> Iterable[Message]:
         node = message.metadata.dst_node_id
-        context = Context(run_id=1, node_id=node, node_config=configs.get(node, {}), state=RecordDict(), run_config={})
+        context = Context(run_id=1, node_id=node, node_config={}, state=RecordDict(), run_config={})
         yield apps[node](message, context)
 
     return deliver

@@ -10,8 +10,7 @@ import pytest
 
 from fedkseed import Adapter, FedKSeedError, apply, start
 from fedkseed.models.load import load_model
-from fedkseed.network.flower.client_app import client_app
-from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings, accepted_recipe
+from fedkseed.network.protocol.client.recipe_consent import accepted_recipe
 from fedkseed.network.protocol.client.task_handler import TaskHandler
 from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.envelope import Code, RefusedError, Reply, Status, Task, recipe_digest
@@ -25,8 +24,7 @@ from fedkseed.weights.basis_file import load_basis, save_basis
 from fedkseed.weights.layout import Layout
 
 from ...conftest import small_basis, tiny_llama
-from .conftest import NODES, OPEN
-from .loopback import to_apps
+from .conftest import NODES, to_workers
 
 
 @pytest.fixture
@@ -44,19 +42,14 @@ def files(tmp_path, basis_file) -> list[Path]:
 
 
 def worker(setting, number: int, basis: Path | None) -> TaskHandler:
-    owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN, basis=basis and str(basis))
-    return TaskHandler(partial(load_client, owner))
+    return TaskHandler(partial(load_client, setting.owner(number, basis=basis and str(basis))))
 
 
 def served(setting, directory: Path, recipe: Recipe, files: list[Path]):
-    workers = {node: worker(setting, k, files[k]) for k, node in enumerate(NODES)}
-    apps = {
-        node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
-        for node, worker in workers.items()
-    }
     with Store.create(directory, recipe.to_toml()):
         ClientNumbers.register(directory, range(3))
-    return setting.serve(directory, to_apps(apps, {}))
+    workers = {node: worker(setting, k, files[k]) for k, node in enumerate(NODES)}
+    return setting.serve(directory, to_workers(workers))
 
 
 def task(recipe: Recipe) -> bytes:
@@ -70,18 +63,19 @@ def test_a_federation_ends_with_the_digest_of_a_run_in_one_process(setting, reci
     assert verify(Store(tmp_path / "run")).rounds == 3
 
 
+def without_model(setting, recipe: Recipe) -> Recipe:
+    """The recipe of a server that has neither model nor data."""
+    sent, digest = with_network_defaults(recipe), Layout(load_model(str(setting.model))).digest().hex()
+    model, data = sent.model.model_copy(update={"digest": digest}), sent.data.model_copy(update={"source": "elsewhere"})
+    return sent.model_copy(update={"model": model, "data": data})
+
+
 def test_a_server_without_model_and_basis_runs_the_rounds_and_its_adapter_takes_the_basis_later(
     setting, recipe, files, basis_file, tmp_path
 ):
     alone = start(with_network_defaults(recipe), tmp_path / "alone")
-    sent = with_network_defaults(recipe)
-    bare = sent.model_copy(
-        update={
-            "model": sent.model.model_copy(update={"digest": Layout(load_model(str(setting.model))).digest().hex()}),
-            "directions": sent.directions.model_copy(update={"basis": None}),
-            "data": sent.data.model_copy(update={"source": "elsewhere"}),
-        }
-    )
+    sent = without_model(setting, recipe)
+    bare = sent.model_copy(update={"directions": sent.directions.model_copy(update={"basis": None})})
     assert served(setting, tmp_path / "run", bare, files).digest is None  # it has no model
     found = Adapter.load(tmp_path / "run" / "adapter.safetensors")
     assert found.basis is None
@@ -93,14 +87,8 @@ def test_a_server_without_model_and_basis_runs_the_rounds_and_its_adapter_takes_
 
 
 def test_a_server_with_the_basis_and_no_model_puts_it_into_the_adapter(setting, recipe, files, tmp_path):
-    sent = with_network_defaults(recipe)
-    bare = sent.model_copy(
-        update={
-            "model": sent.model.model_copy(update={"digest": Layout(load_model(str(setting.model))).digest().hex()}),
-            "data": sent.data.model_copy(update={"source": "elsewhere"}),
-        }
-    )
-    served(setting, tmp_path / "run", bare, files)
+    sent = without_model(setting, recipe)
+    served(setting, tmp_path / "run", sent, files)
     found = Adapter.load(tmp_path / "run" / "adapter.safetensors")
     assert found.basis is not None
     assert found.basis.digest().hex() == sent.directions.basis_digest
@@ -120,16 +108,15 @@ def test_a_client_without_the_basis_of_the_run_answers_with_one_word(setting, re
 
 def test_a_client_says_in_full_to_its_owner_what_it_lacks(setting, recipe):
     sent = with_network_defaults(recipe)
-    owner = Owner(str(setting.files[1]), str(setting.model), policy=OPEN)
     with pytest.raises(RefusedError, match=f"needs the basis {sent.directions.basis_digest}: .* --basis FILE"):
-        accepted_recipe(recipe_for_clients(sent, 3), owner)
+        accepted_recipe(recipe_for_clients(sent, 3), setting.owner(1))
 
 
 def test_a_server_can_not_name_a_file_of_the_client(setting, recipe, files):
     sent = with_network_defaults(recipe)
     hostile = sent.directions.model_copy(update={"basis": "/etc/passwd"})
     text = sent.model_copy(update={"directions": hostile}).to_toml().encode()
-    owner = Owner(str(setting.files[1]), str(setting.model), policy=OPEN, basis=str(files[1]))
+    owner = setting.owner(1, basis=str(files[1]))
     assert accepted_recipe(text, owner).directions.basis == str(files[1])
     with pytest.raises(RefusedError, match="needs the basis"):
         accepted_recipe(text, replace(owner, basis=None))
@@ -141,9 +128,3 @@ def test_clients_get_the_digest_and_no_path(recipe, basis_file):
     sent = parse(tables(recipe_for_clients(with_network_defaults(recipe), 3)))
     assert sent.directions.basis is None
     assert sent.directions.basis_digest == load_basis(basis_file).digest().hex()
-
-
-def test_the_owners_settings_keep_the_file(setting, files, tmp_path):
-    owner = Owner(str(setting.files[1]), str(setting.model), basis=str(files[1]))
-    OwnerSettings(owner).write(tmp_path / "c")
-    assert OwnerSettings.read(tmp_path / "c").owner == owner

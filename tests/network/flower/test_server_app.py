@@ -7,28 +7,19 @@ from flwr.app import Context, RecordDict
 
 from fedkseed import FedKSeedError
 from fedkseed.network.flower import server_app
-from fedkseed.network.flower.client_app import client_app
 from fedkseed.network.flower.server_app import run_rounds
-from fedkseed.network.protocol.certs import make
-from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
+from fedkseed.network.protocol.client.recipe_consent import OwnerSettings
 from fedkseed.network.protocol.client.task_handler import TaskHandler
 from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.receipt_checks import signature_check
-from fedkseed.network.protocol.server import clients
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
 
 from . import loopback
-from .conftest import OPEN, Notes
-from .loopback import NODES, LoopbackGrid, to_apps
+from .conftest import NODES, Notes, to_workers
+from .loopback import LoopbackGrid
 
 COUNTED = {"count": 'split = "files"\ncount = 3'}
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch):
-    monkeypatch.setattr(clients, "POLL", 0.01)
-    monkeypatch.setattr(clients, "LOOK", 0.0)
 
 
 def run(grid: LoopbackGrid, **config: object) -> None:
@@ -47,23 +38,18 @@ def test_an_app_ends_with_the_digest_of_one_process_and_once_more_when_it_is_sta
         printed = capsys.readouterr().out
         assert f"digest of the tuned model: {undisturbed.digest}" in printed
         assert "3 of 3 clients have kept the tuned model" in printed
-    (tmp_path / "recipe.toml").write_text(setting.text("minimum = 3", **COUNTED, rounds="rounds = 4"))
-    with pytest.raises(FedKSeedError, match=r"holds a run of another recipe .* only \[network\] and \[report\]"):
-        run(LoopbackGrid(lambda: NODES, setting.deliver()), recipe=tmp_path / "recipe.toml", run=tmp_path / "run")
 
 
-def test_an_app_with_keys_signs_its_tasks_and_takes_answers_of_these_keys_alone(setting, undisturbed, tmp_path):
-    keys = tmp_path / "keys"
-    make(keys, 3, ["localhost"], 2)
+def test_an_app_with_keys_signs_its_tasks_and_takes_answers_of_these_keys_alone(setting, keys, tmp_path):
     (tmp_path / "recipe.toml").write_text(setting.text("minimum = 2"))
-    apps, notes = {}, Notes()
+    workers, notes = {}, Notes()
     for number, node in enumerate(NODES):
-        owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN)
-        settings = OwnerSettings(owner, 1.0, str(keys / f"client-{number if number < 2 else 0}"), str(keys / "ca.pem"))
+        owner, key = setting.owner(number), keys / f"client-{number if number < 2 else 0}"
         (tmp_path / str(number)).mkdir()
-        worker = TaskHandler(partial(load_client, owner), settings.signing(tmp_path / str(number)))
-        apps[node] = client_app(lambda task, context, worker=worker: worker.reply(task).encode())
-    run_rounds(tmp_path / "recipe.toml", tmp_path / "run", keys, LoopbackGrid(lambda: NODES, to_apps(apps, {})), notes)
+        signing = OwnerSettings(owner, 1.0, str(key), str(keys / "ca.pem")).signing(tmp_path / str(number))
+        workers[node] = TaskHandler(partial(load_client, owner), signing)
+    grid = LoopbackGrid(lambda: NODES, to_workers(workers))
+    run_rounds(tmp_path / "recipe.toml", tmp_path / "run", keys, grid, notes)
     assert notes.has("round 1: client 2 refuses: task"), "it has another client's key"
     assert [report["clients"] for report in Store(tmp_path / "run").reports()] == [[0, 1]] * 3
     assert verify(Store(tmp_path / "run"), signature_check(Store(tmp_path / "run"))).rounds == 3
@@ -98,9 +84,8 @@ def test_a_supernode_that_does_not_say_which_client_it_is_is_named_once_and_left
     notes, directory = Notes(), setting.begin(tmp_path / "run", "minimum = 2\npatience = 0.5")
     result = setting.serve(directory, notes=notes)
     assert [report["clients"] for report in result.reports] == [[0, 1]] * 3
-    assert (
-        sum("SuperNode 333 does not say which client it is: start it with --node-config" in t for t in notes.told) == 1
-    )
+    said = "SuperNode 333 does not say which client it is: start it with --node-config"
+    assert sum(said in line for line in notes.told) == 1
 
 
 @pytest.mark.parametrize(

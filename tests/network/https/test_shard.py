@@ -21,7 +21,6 @@ from fedkseed.network.https.registered_keys import FOLDER, keys_of_run, keys_of_
 from fedkseed.network.https.shard import Shard, ShardClients, ShardTasks
 from fedkseed.network.protocol.carrier import Arrival, Parcel
 from fedkseed.network.protocol.certs import add, make, request, revoke
-from fedkseed.network.protocol.client.recipe_consent import Owner
 from fedkseed.network.protocol.client.task_handler import AbandonedError, TaskHandler
 from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.envelope import Reply, Status
@@ -37,7 +36,7 @@ from fedkseed.recipe.schema import NetworkTable
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
 
-from ..flower.conftest import OPEN, POLICY, Notes, Setting
+from ..flower.conftest import POLICY, Notes, Setting
 from ..ports import free_port
 from .network import Program, kill, processes
 
@@ -92,7 +91,7 @@ class Tree:
 
     def client(self, number: int) -> TaskHandler:
         shard = int(number >= FIRST[1])
-        owner = Owner(str(self.setting.files[number]), str(self.setting.model), policy=OPEN)
+        owner = self.setting.owner(number)
         keys, key = self.keys(shard), f"client-{number - FIRST[shard]}"
         return TaskHandler(partial(load_client, owner), self.signing(keys, key, self.folder / f"c{number}"))
 

@@ -207,19 +207,15 @@ def message(like: bytes, kind: int, flags: int, body: bytes) -> bytes:
 
 def upload_of(asked: bytes, client: int, examples: int, loss: float, scalars: list[float], wire: str) -> bytes:
     rho, none = np.array(scalars, np.float32), np.isnan(np.array(scalars))
-    bits, flags = (
-        np.where(none, np.uint32(0x7FC00000), rho.view(np.uint32)),
-        {"exact": 0, "compact": 2, "sign": 4}[wire],
-    )
+    bits, flags = np.where(none, np.uint32(0x7FC00000), rho.view(np.uint32)), {"exact": 0, "compact": 2}.get(wire, 4)
     if wire == "sign":
         rows = [rho < 0, none] if none.any() else [rho < 0]
         packed, flags = b"".join(np.packbits(r, bitorder="little").tobytes() for r in rows), 4 + 8 * bool(none.any())
     else:
         packed = bits.astype("<u4").tobytes() if wire == "exact" else (bits >> 16).astype("<u2").tobytes()
     number = b"\0\0\xc0\x7f" if np.isnan(loss) else struct.pack("<f", loss)
-    return message(
-        asked, 2, flags, struct.pack("<II", client, examples) + number + struct.pack("<I", rho.size) + packed
-    )
+    body = struct.pack("<II", client, examples) + number + struct.pack("<I", rho.size) + packed
+    return message(asked, 2, flags, body)
 
 
 # --- session.md ---------------------------------------------------------------------------------
@@ -406,9 +402,8 @@ class Port:
         for row in map(json.loads, self.rows.read_text().splitlines()):
             if row["category"] == data["held_out"]:
                 continue
-            ((prompt, response, _),) = reading.pieces_of(
-                data["template"], data["separator"], {"turns": [], "plain": False, **row}
-            )
+            whole = {"turns": [], "plain": False, **row}
+            ((prompt, response, _),) = reading.pieces_of(data["template"], data["separator"], whole)
             tokens = tokenizer.encode(prompt).ids
             begin = len(tokens)
             tokens += [*tokenizer.encode(response, add_special_tokens=False).ids, end]

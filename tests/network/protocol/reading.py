@@ -127,10 +127,8 @@ def directions_of(
 
 def rate_of(schedule: str, lr: float, round_: int, rounds: int) -> float:
     x = round_ / rounds
-    return (
-        lr
-        * {"constant": 1.0, "linear": max(1 - x, 1e-6), "cosine": max((1 + math.cos(math.pi * x)) / 2, 1e-6)}[schedule]
-    )
+    of = {"constant": 1.0, "linear": max(1 - x, 1e-6), "cosine": max((1 + math.cos(math.pi * x)) / 2, 1e-6)}
+    return lr * of[schedule]
 
 
 # --- tasks, replies, the log --------------------------------------------------------------------
@@ -148,11 +146,8 @@ def task_of(data: bytes) -> dict[str, Any]:
     at = FIXED.size
     for name, size in (("recipe", task["recipe"]), ("certificate", task["certificate"]), ("links", 32 * task["links"])):
         task[name], at = data[at : at + size], at + size
-    return task | {
-        "message": data[at:-64],
-        "signature": data[-64:],
-        "done": task["since"] + len(task["links"]) // 32 - 1,
-    }
+    done = task["since"] + len(task["links"]) // 32 - 1
+    return task | {"message": data[at:-64], "signature": data[-64:], "done": done}
 
 
 def whole_task(stub: bytes, files: dict[bytes, bytes]) -> bytes:
@@ -309,16 +304,9 @@ def scalar_of(x: float, clip: float, wire: str) -> float:
 
 
 def steps_of(
-    pairs: Sequence[tuple[float, float]],
-    directions: Sequence[int],
-    c: NDArray[np.float32],
-    *,
-    lr: float,
-    eps: float,
-    probes: int,
-    clip: float,
-    wire: str,
-) -> tuple[list[float], list[tuple[int, float]], NDArray[np.float32], float]:
+    pairs: Sequence[tuple[float, float]], directions: Sequence[int], c: NDArray[np.float32], *,
+    lr: float, eps: float, probes: int, clip: float, wire: str,
+) -> tuple[list[float], list[tuple[int, float]], NDArray[np.float32], float]:  # fmt: skip
     """Scalars, moves, c afterwards and the reported loss, from the losses at both points of each probe."""
     scalars, moves, means, c = [], [], [], c.copy()
     for (a, b), j in zip(pairs, directions, strict=True):

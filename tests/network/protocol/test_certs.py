@@ -8,6 +8,7 @@ import subprocess
 import threading
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -21,6 +22,11 @@ from fedkseed.network.protocol.certs import public as public_line
 from fedkseed.network.protocol.masking_keys import masking_key_in
 
 NOW = datetime.now(UTC)
+
+
+def without_server(folder: Path) -> None:
+    for name in ("server.pem", "server.key"):
+        (folder / name).unlink()
 
 
 def test_a_client_that_has_the_authority_trusts_the_server_by_name_and_by_address(tmp_path):
@@ -72,8 +78,7 @@ def test_nothing_is_written_over_and_what_is_missing_is_made(tmp_path):
     assert make(tmp_path, 2, ["localhost"], 365) == []
     assert {path.name for path in make(tmp_path, 3, ["localhost"], 365)} == {"client-2", "client-2.pub"}
     assert {path: path.read_bytes() for path in before} == before
-    for name in ("server.pem", "server.key"):
-        (tmp_path / name).unlink()
+    without_server(tmp_path)
     assert {path.name for path in make(tmp_path, 3, ["new.example.org"], 365)} == {"server.pem", "server.key"}
 
 
@@ -82,8 +87,7 @@ def test_the_servers_certificate_is_renewed_and_clients_trust_it_with_the_author
     later = NOW + timedelta(days=120)
     with pytest.raises(FedKSeedError, match="make another"):
         check(tmp_path, later)
-    for name in ("server.pem", "server.key"):
-        (tmp_path / name).unlink()
+    without_server(tmp_path)
     with pytest.raises(FedKSeedError, match="under which name do clients reach the server"):
         make(tmp_path, 1, [], 100, later)
     assert {path.name for path in make(tmp_path, 1, ["localhost"], 100, later)} == {"server.pem", "server.key"}
@@ -103,11 +107,9 @@ def test_half_a_pair_another_host_and_bad_names_are_refused(tmp_path):
         make(tmp_path, 0, ["localhost"], 365)
     with pytest.raises(FedKSeedError, match="no host can be called 'a b'"):
         make(tmp_path / "other", 1, ["a b"], 365)
-    (tmp_path / "third").mkdir()
     make(tmp_path / "third", 1, ["localhost"], 365)
     (tmp_path / "third" / "ca.key").write_text("nonsense")
-    (tmp_path / "third" / "server.pem").unlink()
-    (tmp_path / "third" / "server.key").unlink()
+    without_server(tmp_path / "third")
     with pytest.raises(FedKSeedError, match="holds no private key that can be read"):
         make(tmp_path / "third", 1, ["localhost"], 365)
 
@@ -161,8 +163,7 @@ def test_a_server_whose_authority_is_kept_elsewhere_takes_clients_in_and_starts(
     assert check(keys, NOW) is None
     assert {path.name for path in make(keys, 2, [], 100)} == {"client-1", "client-1.pub"}
     assert add(keys, request(tmp_path / "own")) == keys / "client-2.pub"
-    for name in ("server.pem", "server.key"):
-        (keys / name).unlink()
+    without_server(keys)
     with pytest.raises(FedKSeedError, match=r"ca.key must sign it: bring it back until then"):
         make(keys, 2, ["localhost"], 100)
     (tmp_path / "ca.key").rename(keys / "ca.key")

@@ -60,7 +60,7 @@ def federation(setting, folder: Path, owners: list[Owner]):
         return reply
 
     apps = {node: client_app(partial(answered, worker=worker)) for node, worker in zip(NODES, made, strict=True)}
-    return to_apps(apps, {}), places
+    return to_apps(apps), places
 
 
 def measured(setting, owner: Owner, adapter: Path) -> tuple[np.ndarray, np.ndarray, set[str]]:

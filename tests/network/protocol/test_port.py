@@ -35,14 +35,10 @@ MESSAGES = {row["name"]: bytes.fromhex(row["bytes"]) for row in WIRE["messages"]
 
 @pytest.mark.parametrize("module", [port, reading], ids=["port", "reading"])
 def test_the_port_imports_nothing_of_ours(module):
-    imports = [
-        n for n in ast.walk(ast.parse(Path(module.__file__).read_text())) if isinstance(n, ast.Import | ast.ImportFrom)
-    ]
-    names = {alias.name for n in imports if isinstance(n, ast.Import) for alias in n.names}
-    names |= {n.module or "." for n in imports if isinstance(n, ast.ImportFrom)}
-    assert not {
-        name for name in names if name.partition(".")[0] in ("fedkseed", "torch", "transformers", "safetensors")
-    }
+    nodes = [*ast.walk(ast.parse(Path(module.__file__).read_text()))]
+    names = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    names |= {n.module or "." for n in nodes if isinstance(n, ast.ImportFrom)}
+    assert not {name.partition(".")[0] for name in names} & {"fedkseed", "torch", "transformers", "safetensors"}
     assert {"httpx", "tokenizers", "numpy"} <= names or module is reading
 
 
@@ -61,9 +57,7 @@ def test_the_port_reads_and_writes_our_messages():
         fields = next(row["fields"] for row in WIRE["messages"] if row["name"] == f"broadcast, {name}")
         assert found["c"].tolist() == fields["coefficients"]
         assert (found["p"] is None) == (fields["probabilities"] is None)
-        assert [found[k] for k in ("lr", "eps", "steps", "probes")] == [
-            fields[k] for k in ("lr", "eps", "steps", "probes")
-        ]
+        assert all(found[k] == fields[k] for k in ("lr", "eps", "steps", "probes"))
     for name in ("exact", "compact", "sign", "sign, some skipped"):
         data = MESSAGES[f"upload, {name}"]
         up = decode(data, Upload)

@@ -32,8 +32,7 @@ from ...run.synthetic import CLIENTS, ROUNDS, change, mend
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("keys")
-    make(folder, CLIENTS + 1, ["localhost"], 365)
+    make(folder := tmp_path_factory.mktemp("keys"), CLIENTS + 1, ["localhost"], 365)
     return folder
 
 

@@ -21,7 +21,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkseed import FedKSeedError, decode, encode
-from fedkseed.network.flower.client_app import client_app
 from fedkseed.network.flower.messages import packed, unpacked
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
@@ -29,7 +28,6 @@ from fedkseed.network.protocol.client.task_handler import TaskHandler
 from fedkseed.network.protocol.client.training_client import TrainingClient, load_client
 from fedkseed.network.protocol.envelope import UNSIGNED, Reply, Status, Task, recipe_digest
 from fedkseed.network.protocol.run_history import RunHistory
-from fedkseed.network.protocol.server import clients as remote
 from fedkseed.network.protocol.server.clients import RemoteClients
 from fedkseed.network.protocol.server.serving import current_nonce
 from fedkseed.network.protocol.signatures import (
@@ -52,19 +50,11 @@ from fedkseed.wire.codec import kind_of
 from fedkseed.wire.numbers import rounded
 from fedkseed.wire.records import Broadcast, Delta, Lack
 
-from ..flower.conftest import NODES, OPEN, Notes, recorded
-from ..flower.loopback import to_apps
+from ..flower.conftest import NODES, Notes, recorded, to_workers, with_keys
 
 HEAD0 = bytes(32)  # of a task without a history
 NONCE = bytes(range(16))
 NOW = datetime.now(UTC)
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("keys")
-    make(folder, 3, ["localhost"], 365)
-    return folder
 
 
 def server_of(keys: Path, nonce: bytes = NONCE, key: str = "server.key", cert: str = "server.pem") -> ServerSigning:
@@ -103,9 +93,8 @@ class Untouched:
 
 def test_a_task_that_another_member_sends_in_the_servers_name_is_refused(setting, keys, first):
     """The attack: client 1 has the node id of client 0 and all that clients have, and wants its examples' scalars."""
-    assert TaskHandler(partial(load_client, Owner(str(setting.files[0]), str(setting.model), policy=OPEN))).reply(
-        first.encode()
-    ).status is (Status.DONE), "without signatures the attack succeeds"
+    unsigned = TaskHandler(partial(load_client, setting.owner(0)))
+    assert unsigned.reply(first.encode()).status is Status.DONE, "without signatures the attack succeeds"
     victim = Untouched(setting, keys)
     assert "the task is not signed" in victim.refuses(first)
     own = private_key(keys / "client-1")
@@ -115,12 +104,8 @@ def test_a_task_that_another_member_sends_in_the_servers_name_is_refused(setting
         forged = replace(genuine, client=0)
         forged = replace(forged, signature=sign(own, task_statement(forged, print_)))
         assert "not signed by the server for this client" in victim.refuses(forged)
-    assert "not signed by the server for this client" in victim.refuses(replace(genuine, client=0))
-
-
-def test_a_genuine_task_that_is_forwarded_to_another_client_is_refused(setting, keys, first):
-    genuine = server_of(keys).signed(replace(first, client=1))
-    assert "not signed by the server for this client" in Untouched(setting, keys).refuses(genuine)
+    for forwarded in (genuine, replace(genuine, client=0)):
+        assert "not signed by the server for this client" in victim.refuses(forwarded)
     assert client_of(keys, 1).refusal(genuine) is None, "the one it is meant for takes it"
 
 
@@ -137,15 +122,10 @@ def test_a_replayed_task_is_not_worked_on(keys, first):
     assert client.refusal(tasks[2]) is None
     other = server_of(keys, nonce=bytes(16)).signed(first)
     assert client.refusal(replace(other, signature=UNSIGNED)) is not None
-    assert client.refusal(other) is None, "of another run"
-
-
-def test_a_task_of_another_run_cannot_pass_for_one_of_this(keys, first):
-    task = server_of(keys, nonce=bytes(16)).signed(first)
-    moved = replace(task, nonce=NONCE)
-    refusal = client_of(keys, 0).refusal(moved)
-    assert refusal is not None
-    assert "not signed by the server" in refusal.text
+    moved = client.refusal(replace(other, nonce=NONCE))
+    assert moved is not None
+    assert "not signed by the server" in moved.text, "of another run, which can't pass for one of this"
+    assert client.refusal(other) is None
 
 
 def test_one_flipped_bit_anywhere_in_a_task_is_refused(setting, keys, first):
@@ -219,23 +199,16 @@ def test_a_certificate_that_was_accepted_is_refused_once_it_is_over(keys, first)
     assert client.refusal(later) is None
 
 
-def test_a_client_without_the_certificate_asks_for_it_with_the_recipe(keys, first):
-    client = client_of(keys, 0)
-    refusal = client.refusal(server_of(keys).signed(replace(first, recipe=b"")))
-    assert refusal == Reply(Status.UNPREPARED)
-
-
-def test_a_certificate_that_is_no_certificate_is_refused(keys, first):
-    refusal = client_of(keys, 0).refusal(replace(server_of(keys).signed(first), certificate=b"nonsense"))
+def test_a_client_without_the_certificate_asks_for_it_with_the_recipe_and_takes_no_nonsense(keys, first):
+    client, server = client_of(keys, 0), server_of(keys)
+    assert client.refusal(server.signed(replace(first, recipe=b""))) == Reply(Status.UNPREPARED)
+    refusal = client.refusal(replace(server.signed(first), certificate=b"nonsense"))
     assert refusal is not None
     assert "can't be read" in refusal.text
 
 
 def test_an_answer_proves_which_client_has_made_it_of_which_broadcast(setting, keys, first):
-    server = server_of(keys)
-    worker = TaskHandler(
-        partial(load_client, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0)
-    )
+    server, worker = server_of(keys), TaskHandler(partial(load_client, setting.owner(0)), client_of(keys, 0))
     reply = Reply.decode(worker.reply(server.signed(first).encode()).encode())
     server.require(0, HEAD0, first.message, reply.message, reply.signature)
     digests = sha256(first.message).digest() + sha256(reply.message).digest()
@@ -277,9 +250,7 @@ def test_one_flipped_bit_anywhere_in_an_answer_is_refused(keys):
 
 def test_an_answer_that_is_sent_again_is_signed_for_the_run_that_asks(setting, keys, first):
     """A worker keeps its last answer; the signature of one run is of no use to another with the same recipe."""
-    worker = TaskHandler(
-        partial(load_client, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0)
-    )
+    worker = TaskHandler(partial(load_client, setting.owner(0)), client_of(keys, 0))
     for nonce in (NONCE, bytes(16)):
         server = server_of(keys, nonce)
         reply = worker.reply(server.signed(first).encode())
@@ -294,8 +265,7 @@ def test_a_client_trains_on_one_model_in_a_round_whatever_its_server_signs(setti
 
     def started() -> TaskHandler:
         signing = ClientSigning(private_key(keys / "client-0"), certificate(keys / "ca.pem"), RunHistory(tmp_path))
-        owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
-        return TaskHandler(partial(load_client, owner), signing, disclose=lambda code, text: text)
+        return TaskHandler(partial(load_client, setting.owner(0)), signing, disclose=lambda code, text: text)
 
     honest, worker = recorded(first), started()
     answer = worker.reply(server.signed(honest).encode())
@@ -353,23 +323,17 @@ def test_the_two_statements_cannot_be_mistaken_for_each_other_or_for_what_tls_si
 
 
 @pytest.fixture
-def signed_run(setting, keys, tmp_path, monkeypatch) -> Path:
+def signed_run(setting, keys, tmp_path) -> Path:
     """A run's directory, as `fedkseed serve` makes it, keys and all."""
-    monkeypatch.setattr(remote, "POLL", 0.01)
-    monkeypatch.setattr(remote, "LOOK", 0.0)
     directory = setting.begin(tmp_path / "run", "minimum = 2\ndeadline = 60.0\nattempts = 1\npatience = 0.5")
-    (directory / "flower").mkdir()
-    ServerSigning.write(directory / "flower", keys, [(keys / f"client-{k}.pub").read_text().strip() for k in range(3)])
-    return directory
+    return with_keys(directory, keys)
 
 
-def apps(setting, keys, numbers=(0, 1, 2)):
-    """ClientApps of the three nodes, which sign with the keys of these numbers."""
-    made = {}
-    for node, worker, number in zip(NODES, setting.workers().values(), numbers, strict=True):
-        own = TaskHandler(worker.follow, None if number is None else client_of(keys, number))
-        made[node] = client_app(lambda task, _, own=own: own.reply(task).encode())
-    return to_apps(made, {})
+def signing_workers(setting, keys, numbers=(0, 1, 2)) -> dict[int, TaskHandler]:
+    """Workers of the three nodes, which sign with the keys of these numbers."""
+    signings = (None if number is None else client_of(keys, number) for number in numbers)
+    pairs = zip(setting.workers().items(), signings, strict=True)
+    return {node: TaskHandler(worker.follow, signing) for (node, worker), signing in pairs}
 
 
 def test_a_signed_run_ends_with_the_digest_of_an_unsigned_one_and_keeps_the_receipts(
@@ -377,7 +341,7 @@ def test_a_signed_run_ends_with_the_digest_of_an_unsigned_one_and_keeps_the_rece
 ):
     """Differences to kept broadcasts travel in rounds 2 and 3; what is signed is what they restore."""
     receipts, sizes, made = [], set(), []
-    deliver, init = apps(setting, keys), RemoteClients.__init__
+    deliver, init = to_workers(signing_workers(setting, keys)), RemoteClients.__init__
 
     def remember(self, *args, **options):
         init(self, *args, **options)
@@ -410,25 +374,18 @@ def test_a_signed_run_ends_with_the_digest_of_an_unsigned_one_and_keeps_the_rece
 
 
 @pytest.mark.parametrize(
-    ("third", "match"),
-    [
-        (1, "client 2 refuses: task"),
-        (None, "client 2 did not answer: its answer is not signed"),
-    ],
+    ("third", "match"), [(1, "client 2 refuses: task"), (None, "client 2 did not answer: its answer is not signed")]
 )
 def test_a_client_with_another_key_or_none_is_left_out(setting, keys, signed_run, third, match):
     notes = Notes()
-    result = setting.serve(signed_run, apps(setting, keys, (0, 1, third)), notes=notes)
+    result = setting.serve(signed_run, to_workers(signing_workers(setting, keys, (0, 1, third))), notes=notes)
     assert [report["clients"] for report in result.reports] == [[0, 1]] * 3
     assert notes.has(match)
 
 
-def test_an_upload_that_is_signed_with_another_clients_key_is_left_out_before_it_is_decoded(
-    setting, keys, signed_run, monkeypatch
-):
+def test_an_upload_that_is_signed_with_another_clients_key_is_left_out_before_it_is_decoded(setting, keys, signed_run):
     """Client 1 sends in the name of client 2, whose node it has: what it sends is never decoded."""
-    deliver, notes, forged = apps(setting, keys), Notes(), []
-    require = ServerSigning.require
+    deliver, notes, forged = to_workers(signing_workers(setting, keys)), Notes(), []
 
     def forging(message):
         for reply in deliver(message):
@@ -445,17 +402,12 @@ def test_an_upload_that_is_signed_with_another_clients_key_is_left_out_before_it
     assert [report["clients"] for report in result.reports] == [[0, 1]] * 3
     assert notes.has("client 2 did not answer: its answer is not signed with the key of client 2")
     assert not notes.has("left out: "), "the decoder was never asked"
-    assert ServerSigning.require is require
 
 
-def test_a_lack_is_signed_for_the_difference_that_was_sent_and_is_no_receipt(
-    setting, undisturbed, keys, signed_run, monkeypatch
-):
+def test_a_lack_is_signed_for_the_difference_that_was_sent_and_is_no_receipt(setting, undisturbed, keys, signed_run):
     """A client that was restarted between two rounds has not kept the first round's broadcast."""
-    workers, lacks = {}, []
-    for (node, worker), number in zip(setting.workers().items(), range(3), strict=True):
-        workers[node] = TaskHandler(worker.follow, client_of(keys, number))
-    deliver = to_apps({n: client_app(lambda task, _, n=n: workers[n].reply(task).encode()) for n in NODES}, {})
+    workers, lacks = signing_workers(setting, keys), []
+    deliver = to_workers(workers)
 
     def forgetting(message):
         node, task = message.metadata.dst_node_id, Task.decode(unpacked(message))
@@ -516,7 +468,7 @@ def test_a_client_whose_key_was_removed_keeps_its_key_for_masks(keys, tmp_path):
 
 
 def test_a_clients_settings_name_the_files_that_sign(setting, keys, tmp_path):
-    owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
+    owner = setting.owner(0)
     OwnerSettings(owner, 60.0, str(keys / "client-0"), str(keys / "ca.pem")).write(tmp_path / "c")
     assert (tmp_path / "c" / "owner.json").stat().st_mode & 0o777 == 0o600
     signing = OwnerSettings.read(tmp_path / "c").signing(tmp_path / "c")

@@ -377,10 +377,7 @@ def tokenizer() -> Any:
     made.add_special_tokens(list(special))
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BEGIN)])
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        eos_token="<|im_end|>",
-        pad_token="<|im_end|>",
-        chat_template=CHATML,
+        tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|im_end|>", chat_template=CHATML
     )
 
 

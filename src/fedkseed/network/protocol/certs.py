@@ -79,11 +79,10 @@ def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: da
 def request(path: Path) -> Path:
     """Make a client's key pair on the client's own machine, and return the public file: `path` with .pub after it."""
     public = path.with_name(path.name + ".pub")
-    for file in (path, public):
-        if file.exists():
-            raise FedKSeedError(
-                f"there is a file {file} already, and keys are never written over; choose another --key"
-            )
+    if there := [file for file in (path, public) if file.exists()]:
+        raise FedKSeedError(
+            f"there is a file {there[0]} already, and keys are never written over; choose another --key"
+        )
     with border(f"can't make {path.parent}"):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _make_pair(path, public)

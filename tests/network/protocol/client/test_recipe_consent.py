@@ -27,6 +27,7 @@ split = "files"
 [training]
 batch_size = 4
 """
+VIEWS = [RowView("summarization", "paper", "\n", "paper", most) for most in (160, 161, 162)]
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_a_recipe_that_is_no_text_is_refused(owner):
 
 
 def test_a_worker_reads_the_policy_that_the_owner_gave(data_file, tmp_path):
-    owner = Owner(str(data_file), policy=OPEN)
+    owner = Owner(str(data_file), policy=OPEN, basis="/a/basis", members="/members")
     OwnerSettings(owner).write(tmp_path)
     assert OwnerSettings.read(tmp_path).owner == owner
 
@@ -144,14 +145,13 @@ def test_a_journal_that_is_full_lets_no_recipe_pass_and_one_that_was_cut_short_i
 def test_a_server_gets_as_many_views_of_the_rows_as_the_owner_allows(tmp_path):
     """By the number of examples, each limit of tokens more tells how many rows are shorter."""
     journal = RecipeJournal(tmp_path)
-    views = [RowView("summarization", "paper", "\n", "paper", most) for most in (160, 161, 162)]
-    for view in views[:2]:
+    for view in VIEWS[:2]:
         journal.require_room(view, 2)
         journal.decided(b"recipe", "followed", view)
     journal = RecipeJournal(tmp_path)  # a restart forgets none
-    journal.require_room(views[0], 2)
+    journal.require_room(VIEWS[0], 2)
     with pytest.raises(RefusedError, match="max_views = 2: raise it, or remove"):
-        journal.require_room(views[2], 2)
+        journal.require_room(VIEWS[2], 2)
 
 
 def test_a_refusal_has_a_code_for_the_server_and_a_text_for_the_owner(owner):
@@ -159,9 +159,6 @@ def test_a_refusal_has_a_code_for_the_server_and_a_text_for_the_owner(owner):
         with pytest.raises(RefusedError, match="batch_size") as refusal:
             accepted_recipe(RECIPE.replace("batch_size = 4", change).encode(), owner)
         assert refusal.value.code is code
-
-
-VIEWS = [RowView("summarization", "paper", "\n", "paper", most) for most in (160, 161, 162)]
 
 
 def test_a_view_after_a_line_that_was_cut_short_is_not_forgotten(tmp_path):

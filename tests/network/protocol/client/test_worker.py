@@ -8,6 +8,7 @@ import stat
 import struct
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,6 @@ import pytest
 
 from fedkseed import FedKSeedError, Simulation, decode, encode
 from fedkseed.files import locked, read_table
-from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client import training_client
 from fedkseed.network.protocol.client import worker_process as process
 from fedkseed.network.protocol.client.policy import Policy
@@ -36,12 +36,12 @@ from fedkseed.recipe.reading import parse
 from fedkseed.round import Round
 from fedkseed.run.cohort import cohort
 from fedkseed.run.privacy_plan import with_noise
-from fedkseed.secure import member as masks
 from fedkseed.secure.accounting import epsilon_of
+from fedkseed.secure.member import MaskingClient
 from fedkseed.strategies.masked import simulated_key
 from fedkseed.wire.records import Broadcast, Change, Masked, Secured, Upload
 
-from ...flower.conftest import OPEN, recorded
+from ...flower.conftest import recorded
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def first(setting) -> Task:
 
 @pytest.fixture(scope="module")
 def owner(setting) -> Owner:
-    return Owner(str(setting.files[1]), str(setting.model), policy=OPEN)
+    return setting.owner(1)
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +93,8 @@ def test_one_worker_answers_task_after_task_and_only_its_user_can_reach_it(direc
         serve(directory)
 
 
-def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_nothing(owner, first, tmp_path):
+def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_nothing(owner, keys, first, tmp_path):
     """The real process: the attacker has the node id of client 1, and so reaches its ClientApp."""
-    make(keys := tmp_path / "keys", 2, ["localhost"], 2)
     OwnerSettings(owner, 60.0, str(keys / "client-1"), str(keys / "ca.pem")).write(tmp_path / "c")
     publics = [public_key((keys / f"client-{k}.pub").read_bytes(), k) for k in range(2)]
     genuine = ServerSigning(private_key(keys / "server.key"), certificate(keys / "server.pem"), publics, bytes(16))
@@ -125,11 +124,8 @@ def test_batches_are_drawn_by_a_secret_of_the_clients(owner, first, tmp_path):
     assert len({public.message, *made}) == 3
     again = TaskHandler(partial(load_client, replace(owner, secret=1))).reply(first.encode()).message
     assert again in made, "of one run, also by a worker that was started again"
-    other = (
-        TaskHandler(partial(load_client, replace(owner, secret=1)))
-        .reply(replace(first, nonce=b"x" * 16).encode())
-        .message
-    )
+    moved = replace(first, nonce=b"x" * 16)
+    other = TaskHandler(partial(load_client, replace(owner, secret=1))).reply(moved.encode()).message
     assert other not in made, "the attack: another model for the same batches, under another nonce"
     kept = batch_secret(tmp_path)
     assert batch_secret(tmp_path) == kept > 2**64
@@ -331,8 +327,7 @@ def test_coefficients_of_one_step_are_not_had_by_a_rate_that_ruins_the_model_aft
     asked = setting.first(1, algorithm=ruinous, max_new_tokens=rate)
     had = decode(TaskHandler(partial(load_client, owner)).reply(asked.encode()).message, Change)
     assert (had.skipped, bool(had.values.any())) == (2, True), "one step of three, where the owner allows that"
-    training = owner.policy.training.model_copy(update={"min_steps": 3})
-    careful = replace(owner, policy=owner.policy.model_copy(update={"training": training}))
+    careful = limited(owner, min_steps=3)
     assert TaskHandler(partial(load_client, careful)).reply(asked.encode()) == Reply(Status.REFUSED, text="policy")
     assert "1 steps had finite derivatives, the policy says min_steps = 3" in capsys.readouterr().err
     usual = setting.first(1, algorithm='algorithm = "fedkseed-backprop"')
@@ -341,40 +336,39 @@ def test_coefficients_of_one_step_are_not_had_by_a_rate_that_ruins_the_model_aft
 
 def test_a_server_cannot_choose_with_whom_a_clients_upload_is_added_up(setting, owner, capsys):
     """The attack: two clients work with the server, which asks the third of them all in a round of three."""
-    recipe = parse(loads(setting.text(more="[secure]\nnorm = 0.05\n")))
-    strategy = Simulation(recipe).strategy
-    message = Round.begin(strategy, strategy.server.init(), range(3)).whole[1]
-
-    def asked(count: int) -> Reply:
-        text = recipe_for_clients(recipe, count)
-        worker = TaskHandler(partial(load_client, owner, masks=partial(masker, recipe.seed)))
-        return worker.reply(Task(1, 600.0, recipe_digest(text), text, message).encode())
-
-    assert len(decode(asked(3).message, Masked).bundles) == 1, "of three holders, shares of two follow"
+    message, asked = masked_round(setting, owner)
+    assert len(decode(asked(3, message).message, Masked).bundles) == 1, "of three holders, shares of two follow"
     for count in (4, 30):
-        assert asked(count) == Reply(Status.REFUSED, text="task")
+        assert asked(count, message) == Reply(Status.REFUSED, text="task")
         assert f"of {count} clients the recipe's seed draws" in capsys.readouterr().err
 
 
-def masker(seed: int, number: int, nonce: bytes) -> masks.MaskingClient:
-    return masks.MaskingClient(number, simulated_key(seed, number))
+def masked_round(setting, owner: Owner) -> tuple[bytes, Callable[[int, bytes], Reply]]:
+    """The message to client 1 in a masked round, and its reply to a message in a run with so many clients."""
+    recipe = parse(loads(setting.text(more="[secure]\nnorm = 0.05\n")))
+    strategy = Simulation(recipe).strategy
+
+    def masks(number: int, nonce: bytes) -> MaskingClient:
+        return MaskingClient(number, simulated_key(recipe.seed, number))
+
+    def asked(count: int, message: bytes) -> Reply:
+        text, worker = recipe_for_clients(recipe, count), TaskHandler(partial(load_client, owner, masks=masks))
+        return worker.reply(Task(1, 600.0, recipe_digest(text), text, message).encode())
+
+    return Round.begin(strategy, strategy.server.init(), range(3)).whole[1], asked
 
 
 def test_a_client_with_masks_sends_nothing_in_the_clear(setting, owner, capsys):
     """The attack: the plain broadcast of the same round, to a client that follows a recipe with [secure]."""
-    recipe = parse(loads(setting.text(more="[secure]\nnorm = 0.05\n")))
-    strategy = Simulation(recipe).strategy
-    message = decode(Round.begin(strategy, strategy.server.init(), range(3)).whole[1], Secured)
-    text = recipe_for_clients(recipe, 3)
-    worker = TaskHandler(partial(load_client, owner, masks=partial(masker, recipe.seed)))
+    whole, asked = masked_round(setting, owner)
+    message = decode(whole, Secured)
     for data in (message.broadcast, encode(replace(message, broadcast=encode(message)))):
-        asked = Task(1, 600.0, recipe_digest(text), text, data)
-        assert worker.reply(asked.encode()) == Reply(Status.REFUSED, text="task")
+        assert asked(3, data) == Reply(Status.REFUSED, text="task")
         assert "message" in capsys.readouterr().err
 
 
 def test_a_task_may_not_take_longer_than_the_owner_allows(first, owner, capsys):
-    reply = TaskHandler(partial(load_client, timed(owner, 1e-9))).reply(first.encode())
+    reply = TaskHandler(partial(load_client, limited(owner, max_seconds=1e-9))).reply(first.encode())
     assert reply == Reply(Status.REFUSED, text="policy")
     assert "longer than the policy's max_seconds = 1e-09" in capsys.readouterr().err
 
@@ -387,8 +381,8 @@ def clock(monkeypatch) -> list[float]:
     return ahead
 
 
-def timed(owner: Owner, seconds: float) -> Owner:
-    training = owner.policy.training.model_copy(update={"max_seconds": seconds})
+def limited(owner: Owner, **limits: float) -> Owner:
+    training = owner.policy.training.model_copy(update=limits)
     return replace(owner, policy=owner.policy.model_copy(update={"training": training}))
 
 
@@ -402,11 +396,11 @@ def test_the_time_in_which_a_recipes_model_and_rows_are_loaded_counts(first, own
         return load(*args, **options)
 
     monkeypatch.setattr(training_client, name, slow)
-    worker = TaskHandler(partial(load_client, timed(owner, 3600.0)))
+    worker = TaskHandler(partial(load_client, limited(owner, max_seconds=3600.0)))
     assert worker.reply(replace(first, seconds=1e9).encode()) == Reply(Status.REFUSED, text="policy")
     assert "longer than the policy's max_seconds = 3600" in capsys.readouterr().err
     clock[0] = 0.0
-    slow_once = TaskHandler(partial(load_client, timed(owner, 7200.0)))
+    slow_once = TaskHandler(partial(load_client, limited(owner, max_seconds=7200.0)))
     for number in range(3):
         task = first if not number else replace(first, recipe=b"", seconds=1e9, nonce=bytes([number] * 16))
         assert slow_once.reply(replace(task, seconds=1e9).encode()).status is Status.DONE, "later tasks load nothing"
@@ -415,7 +409,7 @@ def test_the_time_in_which_a_recipes_model_and_rows_are_loaded_counts(first, own
 def test_the_time_in_which_an_objective_writes_answers_counts_token_by_token(setting, owner, clock, capsys):
     """The attack: 1,024 tokens for each row of a batch, of which a step asks twice, and no step is ever done."""
     asked = setting.first(1, steps='steps = 3\nobjective = "exact match"', max_new_tokens="max_new_tokens = 64")
-    member, passes = load_client(timed(owner, 35.0), asked.recipe), []
+    member, passes = load_client(limited(owner, max_seconds=35.0), asked.recipe), []
 
     def slow(*_):
         passes.append(clock[0])

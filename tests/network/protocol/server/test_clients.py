@@ -4,19 +4,18 @@ import time
 from collections import Counter
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from types import SimpleNamespace
 
 import pytest
-from flwr.app import Error, Message, MessageType
+from flwr.app import Error, Message, MessageType, RecordDict
 from transformers import AutoModelForCausalLM
 
 from fedkseed import Adapter, FedKSeedError, apply
 from fedkseed.models.load import load_model
-from fedkseed.network.flower.client_app import client_app
 from fedkseed.network.flower.compat import ERRORS, NODE_GONE
 from fedkseed.network.flower.messages import packed, unpacked
-from fedkseed.network.protocol.client.recipe_consent import Owner
+from fedkseed.network.flower.server_app import serve
 from fedkseed.network.protocol.client.task_handler import TaskHandler
 from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.envelope import Reply, Status, Task
@@ -29,20 +28,12 @@ from fedkseed.weights.layout import Layout
 from fedkseed.wire.codec import decode, encode, kind_of
 from fedkseed.wire.records import Lack
 
-from ...flower.conftest import NODES, OPEN, Notes, recorded
-from ...flower.loopback import LoopbackGrid, to_apps
+from ...flower.conftest import NODES, Notes, recorded, to_workers
+from ...flower.loopback import LoopbackGrid
 
 ONE_OF_THREE = "minimum = 1\ndeadline = 60.0\nattempts = 1\npatience = 0.5"
 ALL = "minimum = 3\ndeadline = 60.0\nattempts = 3\npatience = 0.5"
 SHORT = "minimum = 3\ndeadline = 4.0\nattempts = 3\npatience = 0.5"  # some of these pass: seconds
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch):
-    """A loopback Grid answers when it is asked; no need to look seldom."""
-    monkeypatch.setattr(remote, "POLL", 0.01)
-    monkeypatch.setattr(remote, "LOOK", 0.0)
-    monkeypatch.setattr(remote, "PAUSE", 0.01)
 
 
 def number_of(message: Message) -> int:
@@ -51,6 +42,11 @@ def number_of(message: Message) -> int:
 
 def round_of(message: Message) -> int:
     return int(message.metadata.group_id) - 1
+
+
+def without(gone: list[int]):
+    """The nodes that are connected while those that are gone grow more."""
+    return lambda: [node for node in NODES if node not in gone]
 
 
 def test_a_federation_ends_with_the_digest_of_the_same_recipe_in_one_process(setting, undisturbed, tmp_path):
@@ -75,9 +71,8 @@ def test_the_recipe_travels_once_to_each_client(setting, tmp_path):
 
 
 def test_a_worker_that_was_started_again_gets_the_recipe_again(setting, undisturbed, tmp_path):
-    workers = setting.workers()
-    apps = {node: client_app(lambda task, _, node=node: workers[node].reply(task).encode()) for node in NODES}
-    deliver, died = to_apps(apps, {}), []
+    workers, died = setting.workers(), []
+    deliver = to_workers(workers)
 
     def killing(message):
         if round_of(message) == 1 and not died:
@@ -90,14 +85,9 @@ def test_a_worker_that_was_started_again_gets_the_recipe_again(setting, undistur
 
 def keeping(setting, folder):
     """Workers whose clients keep the tuned model in a file of their own, as those of `fedkseed join` do."""
-    owners = [Owner(str(file), str(setting.model), policy=OPEN) for file in setting.files]
     files = [folder / f"client-{number}.safetensors" for number in range(3)]
-    made = [TaskHandler(partial(load_client, owner, keeps=file)) for owner, file in zip(owners, files, strict=True)]
-    apps = {
-        node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
-        for node, worker in zip(NODES, made, strict=True)
-    }
-    return to_apps(apps, {}), files
+    made = [TaskHandler(partial(load_client, setting.owner(k), keeps=file)) for k, file in enumerate(files)]
+    return to_workers(dict(zip(NODES, made, strict=True))), files
 
 
 def test_each_client_ends_with_the_tuned_model_and_one_that_was_away_gets_it_later(setting, undisturbed, tmp_path):
@@ -137,9 +127,8 @@ def test_clients_keep_the_round_that_the_validation_part_has_chosen(setting, tmp
 
 
 def test_a_tuned_model_that_the_history_does_not_name_is_not_kept(setting, tmp_path):
-    owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
     task = replace(recorded(setting.first(0)), keep=True)
-    member = load_client(owner, task.recipe, keeps=tmp_path / "kept.safetensors")
+    member = load_client(setting.owner(0), task.recipe, keeps=tmp_path / "kept.safetensors")
     assert Task.decode(task.encode()) == task
 
     def refuse(broadcast):
@@ -163,9 +152,7 @@ def test_an_upload_in_answer_to_the_tuned_model_is_left_out(setting, tmp_path):
             yield from deliver(message)
 
     setting.serve(setting.begin(tmp_path / "run"), training, notes=notes)
-    assert notes.has(
-        "the tuned model: the answer of client 1 is left out: it was sent the tuned model, and answers with"
-    )
+    assert notes.has("the tuned model: the answer of client 1 is left out: it was sent the tuned model, and answers")
     assert notes.has("2 of 3 clients have kept the tuned model")
 
 
@@ -214,11 +201,8 @@ def test_a_client_that_lacks_a_message_and_goes_leaves_the_round_to_the_others(s
             gone.append(NODES[2])
             yield lacking(message)
 
-    def nodes():
-        return [node for node in NODES if node not in gone]
-
     directory = setting.begin(tmp_path / "run", "minimum = 2\ndeadline = 60.0\nattempts = 1\npatience = 0.5")
-    result = setting.serve(directory, leaving, nodes, notes)
+    result = setting.serve(directory, leaving, without(gone), notes)
     assert [report["clients"] for report in result.reports] == [[0, 1, 2], [0, 1], [0, 1]]
 
 
@@ -232,12 +216,9 @@ def test_too_few_who_answer_are_too_few_whatever_they_lack(setting, tmp_path):
             gone.append(NODES[number_of(message)])
             yield lacking(message)
 
-    def nodes():
-        return [node for node in NODES if node not in gone]
-
     directory = setting.begin(tmp_path / "run", "minimum = 2\ndeadline = 2.0\nattempts = 2\npatience = 0.5")
     with pytest.raises(FedKSeedError, match="0 clients answered, 1 are needed"):
-        setting.serve(directory, leaving, nodes)
+        setting.serve(directory, leaving, without(gone))
     assert len(Store(directory).reports()) == 1
 
 
@@ -305,11 +286,8 @@ def test_a_message_or_a_reply_that_is_lost_without_a_word_is_made_up_for(setting
             yield from [] if first else replies
 
     assert setting.serve(setting.begin(tmp_path / "run", ALL), losing, notes=notes).digest == undisturbed.digest
-    assert asked == {
-        (round_, client): 2 if (round_, client) == (1, 2) else 1
-        for round_ in range(4)  # in the last, they get the tuned model
-        for client in range(3)
-    }
+    once = dict.fromkeys(product(range(4), range(3)), 1)  # in the last of four, they get the tuned model
+    assert asked == once | {(1, 2): 2}
     assert notes.has("round 2: client 2 is silent; it is asked again")
 
 
@@ -319,13 +297,12 @@ def test_a_client_that_is_asked_again_answers_once(setting, undisturbed, tmp_pat
 
     def slow(message):
         replies = list(deliver(message))
-        if (round_of(message), number_of(message)) == (1, 0) and not kept:
-            kept.extend(replies)
-        elif kept and (round_of(message), number_of(message)) == (1, 0):
-            yield from kept
+        if (round_of(message), number_of(message)) != (1, 0):
             yield from replies
+        elif kept:
+            yield from [*kept, *replies]
         else:
-            yield from replies
+            kept.extend(replies)
 
     result = setting.serve(setting.begin(tmp_path / "run", ALL), slow)
     assert result.digest == undisturbed.digest
@@ -350,15 +327,13 @@ def test_an_old_answer_in_place_of_a_new_one_is_left_out_and_the_round_goes_on(s
     ("broken", "why"),
     [
         (b"", "at least 6 bytes, got 0"),
-        (
-            b"FKSt\x02\x00" + bytes(164),
-            "not a fedkseed message",
-        ),
+        (b"FKSt\x02\x00" + bytes(164), "not a fedkseed message"),
         (b"XXXX\x01\x00", "starts with b'XXXX'"),
         (b"FKSt\x02\x09", "status 0 to 3, got 9"),
         (b"FKSt\x07\x00", "speaks version 7"),
         (b"FKSt\x07\x02this is fedkseed 9", "refuses: this is fedkseed 9"),
         (b"FKSt\x01\x02" + "\x1b[2Jred\n\u202eevil".encode(), "refuses: [2Jred  evil"),
+        (None, "is it of another Flower app?"),
     ],
 )
 def test_a_client_that_answers_nonsense_is_left_out_and_the_round_goes_on(setting, tmp_path, broken, why):
@@ -366,24 +341,12 @@ def test_a_client_that_answers_nonsense_is_left_out_and_the_round_goes_on(settin
 
     def breaking(message):
         (reply,) = deliver(message)
-        yield Message(packed(broken), reply_to=message) if number_of(message) == 0 else reply
+        record = RecordDict({}) if broken is None else packed(broken)
+        yield Message(record, reply_to=message) if number_of(message) == 0 else reply
 
     result = setting.serve(setting.begin(tmp_path / "run", ONE_OF_THREE), breaking, notes=notes)
     assert [r["clients"] for r in result.reports] == [[1, 2]] * 3
     assert notes.has(why), notes.told
-
-
-def test_a_reply_without_our_record_is_left_out(setting, tmp_path):
-    from flwr.app import RecordDict
-
-    deliver, notes = setting.deliver(), Notes()
-
-    def foreign(message):
-        (reply,) = deliver(message)
-        yield Message(RecordDict({}), reply_to=message) if number_of(message) == 0 else reply
-
-    setting.serve(setting.begin(tmp_path / "run", ONE_OF_THREE), foreign, notes=notes)
-    assert notes.has("is it of another Flower app?")
 
 
 def test_an_answer_signed_by_another_client_is_left_out(setting, tmp_path):
@@ -414,8 +377,6 @@ def test_a_client_that_is_late_is_left_out_and_told_when_it_comes(setting, tmp_p
                 yield from kept
                 kept.clear()
 
-    from fedkseed.network.flower.server_app import serve
-
     network = "minimum = 1\ndeadline = 5.0\nattempts = 1"
     result = serve(setting.begin(tmp_path / "run", network), Slow(lambda: NODES, deliver), notes)
     assert [r["clients"] for r in result.reports] == [[1, 2], [0, 1, 2], [0, 1, 2]]
@@ -427,13 +388,18 @@ def test_a_client_that_is_late_is_left_out_and_told_when_it_comes(setting, tmp_p
     assert "late" not in notes.standings[1]
 
 
-@pytest.mark.parametrize(("network", "most"), [("", 0.5), ("grace = 0.2", 0.2), ("grace = 30.0", 30.0)])
-def test_a_client_that_is_silent_costs_a_grace_and_not_the_deadline(setting, tmp_path, monkeypatch, network, most):
-    """The minimum has answered. The clock is moved by the wait for answers, so that the test does not wait."""
+@pytest.fixture
+def clock(monkeypatch) -> SimpleNamespace:
+    """A clock that is moved by the wait for answers, so that tests do not wait; a grace has half a second."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(remote, "GRACE", 0.5)
     monkeypatch.setattr(remote.time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(remote.time, "sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
+    return clock
+
+
+@pytest.mark.parametrize(("network", "most"), [("", 0.5), ("grace = 0.2", 0.2), ("grace = 30.0", 30.0)])
+def test_a_client_that_is_silent_costs_a_grace_and_not_the_deadline(setting, tmp_path, clock, network, most):
     deliver, begun = setting.deliver(), []
 
     def silent(message):
@@ -448,14 +414,10 @@ def test_a_client_that_is_silent_costs_a_grace_and_not_the_deadline(setting, tmp
     assert all(b - a >= most for a, b in pairwise(begun)), "the others have had that long"
 
 
-def test_a_client_that_is_always_silent_is_not_asked_for_some_rounds(setting, tmp_path, monkeypatch):
-    """Else it would cost the others a grace in every round for ever. The clock is moved by the wait for answers."""
-    clock, notes, asked = SimpleNamespace(now=0.0), Notes(), Counter()
-    monkeypatch.setattr(remote, "GRACE", 0.5)
+def test_a_client_that_is_always_silent_is_not_asked_for_some_rounds(setting, tmp_path, clock, monkeypatch):
+    """Else it would cost the others a grace in every round for ever."""
     monkeypatch.setattr(remote, "REST", 3)
-    monkeypatch.setattr(remote.time, "monotonic", lambda: clock.now)
-    monkeypatch.setattr(remote.time, "sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
-    deliver = setting.deliver()
+    deliver, notes, asked = setting.deliver(), Notes(), Counter()
 
     def silent(message):
         asked[round_of(message), number_of(message)] += 1
@@ -527,8 +489,6 @@ class Failing(LoopbackGrid):
 
 
 def test_errors_of_flowers_do_not_end_a_run(setting, undisturbed, tmp_path):
-    from fedkseed.network.flower.server_app import serve
-
     notes = Notes()
     grid = Failing(lambda: NODES, setting.deliver())
     assert serve(setting.begin(tmp_path / "run", ALL), grid, notes).digest == undisturbed.digest
@@ -539,8 +499,6 @@ def test_errors_of_flowers_do_not_end_a_run(setting, undisturbed, tmp_path):
 
 def test_an_error_of_flowers_that_lasts_until_the_deadline_ends_the_process_and_not_the_run(setting, tmp_path):
     """A new process is started then (processes.py); as a `FedKSeedError` it would end the server."""
-    from fedkseed.network.flower.server_app import serve
-
     directory = setting.begin(tmp_path / "run", "minimum = 3\ndeadline = 1.0\npatience = 0.5")
     grid = Failing(lambda: NODES, setting.deliver())
     grid.left["push"] = 1 << 30
@@ -563,9 +521,9 @@ def test_a_client_with_another_base_model_says_so_in_a_word_and_the_others_go_on
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "other" / name).write_bytes((setting.model / name).read_bytes())
     notes, workers = Notes(), setting.workers()
-    workers[333] = TaskHandler(partial(load_client, Owner(str(setting.files[2]), str(tmp_path / "other"), policy=OPEN)))
-    apps = {node: client_app(lambda task, _, node=node: workers[node].reply(task).encode()) for node in NODES}
-    result = setting.serve(setting.begin(tmp_path / "run", ONE_OF_THREE), to_apps(apps, {}), notes=notes)
+    owner = replace(setting.owner(2), model=str(tmp_path / "other"))
+    workers[333] = TaskHandler(partial(load_client, owner))
+    result = setting.serve(setting.begin(tmp_path / "run", ONE_OF_THREE), to_workers(workers), notes=notes)
     assert [r["clients"] for r in result.reports] == [[0, 1]] * 3
     (line,) = {line for line in notes.told if "client 2 refuses" in line and line.startswith("round 1")}
     assert line == "round 1: client 2 refuses: model"
@@ -620,7 +578,7 @@ def test_too_few_clients_stop_the_run_and_it_goes_on_when_they_are_back(setting,
             yield from deliver(message)
 
     with pytest.raises(FedKSeedError, match=r"round 2: 2 clients answered, 3 are needed.*it goes on with this round"):
-        setting.serve(directory, leaving, lambda: [node for node in NODES if node not in gone], notes)
+        setting.serve(directory, leaving, without(gone), notes)
     assert notes.has("trying again, 3 of 3")
     assert len(Store(directory).reports()) == 1
     assert setting.serve(directory).digest == undisturbed.digest
@@ -685,6 +643,14 @@ def test_a_server_without_data_evaluates_nothing_and_tunes_the_same(setting, und
         ({"held_out": "held_out = 0.1"}, "draws from the rows of all parties, which no party sees"),
         ({"algorithm": 'algorithm = "evofed"'}, "have to remember every round"),
         ({"eps": 'objective = "f.py:score"'}, "would run a function on the clients' machines"),
+        (
+            {"examples": 'every = 1\nvalidation = 0.5\nbest = "loss"', "source": 'source = "/nowhere"'},
+            r"\[evaluation\] best = 'loss' chooses by held-out rows, and there is no data",
+        ),
+        (
+            {"network": '[[evaluation.sets]]\nname = "own"\nclients = 0.1\n'},
+            r"\[evaluation.sets\] 'own': clients = 0.1 keeps back rows .* no server sees over a network: take path",
+        ),
     ],
 )
 def test_a_recipe_that_a_network_cannot_run_is_refused_before_anything_is_sent(setting, tmp_path, lines, match):

@@ -18,11 +18,8 @@ from fedkseed import Adapter, FedKSeedError, apply, load_recipe, start
 from fedkseed.data.federated import digest, own_share, share_out
 from fedkseed.files import read_table
 from fedkseed.models.load import load_model, load_tokenizer
-from fedkseed.network.flower.client_app import client_app
 from fedkseed.network.flower.messages import unpacked
 from fedkseed.network.protocol.carrier import Arrival, Parcel
-from fedkseed.network.protocol.certs import make
-from fedkseed.network.protocol.client.policy import Policy
 from fedkseed.network.protocol.client.privacy_spent import PRIVACY_SPENT
 from fedkseed.network.protocol.client.recipe_consent import accepted_recipe
 from fedkseed.network.protocol.client.task_handler import TaskHandler
@@ -31,20 +28,13 @@ from fedkseed.network.protocol.client.worker import masking_client
 from fedkseed.network.protocol.envelope import Reply, Status, Task
 from fedkseed.network.protocol.masking_keys import MASKED_ROUNDS
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
-from fedkseed.network.protocol.server import clients as clients_module
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.network.protocol.server.clients import RemoteClients
-from fedkseed.network.protocol.server.rounds import (
-    FIRST_LEG,
-    NO_DATA,
-    NetworkRounds,
-    federation,
-    why_model,
-)
-from fedkseed.network.protocol.signatures import ClientSigning, ServerSigning, certificate, private_key
+from fedkseed.network.protocol.server.rounds import FIRST_LEG, NO_DATA, NetworkRounds, federation, why_model
+from fedkseed.network.protocol.signatures import ClientSigning, certificate, private_key
 from fedkseed.planning.pin import pin
 from fedkseed.recipe.algorithms import ALGORITHMS
-from fedkseed.recipe.reading import parse, tables, typed
+from fedkseed.recipe.reading import parse, tables
 from fedkseed.recipe.schema import HeldOutSetTable, NetworkTable
 from fedkseed.run.loop import work
 from fedkseed.run.progress import Silent
@@ -54,8 +44,7 @@ from fedkseed.wire.codec import encode, kind_of
 from fedkseed.wire.records import Broadcast, Delta, Survivors, Upload
 
 from ....wire.codec_calls import counted
-from ...flower.conftest import NODES, OPEN, Owner
-from ...flower.loopback import to_apps
+from ...flower.conftest import NODES, OPEN, to_workers, with_keys
 
 SERVER = """
 import sys
@@ -153,9 +142,8 @@ def test_a_server_measures_on_its_own_rows_what_a_run_in_one_process_does(settin
 
 def test_a_server_measures_its_further_sets_and_chooses_as_a_run_in_one_process_does(setting, tmp_path):
     """Clients leave the category out of their files, and are sent neither the server's file nor its choosing."""
-    (tmp_path / "own.jsonl").write_text(
-        "".join(json.dumps({"instruction": f"Count to {k}.", "response": "1, 2, 3"}) + "\n" for k in range(4))
-    )
+    own = [{"instruction": f"Count to {k}.", "response": "1, 2, 3"} for k in range(4)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
     sets = f"""
 [[evaluation.sets]]
 name = "unseen"
@@ -171,16 +159,10 @@ path = "{tmp_path}/own.jsonl"
     assert sent.evaluation == recipe.evaluation.model_copy(
         update={"validation": None, "best": None, "sets": [HeldOutSetTable(name="unseen", held_out="number")]}
     )
-    allowed = typed(
-        Policy, {**OPEN.model_dump(), "data": {**OPEN.data.model_dump(), "held_out": ["capital", "number"]}}
-    )
-    owners = [Owner(str(file), str(setting.model), policy=allowed) for file in setting.files]
-    workers = {node: TaskHandler(partial(load_client, owner)) for node, owner in zip(NODES, owners, strict=True)}
-    apps = {
-        node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
-        for node, worker in workers.items()
-    }
-    result = setting.serve(setting.begin(tmp_path / "run", sets, **changes), to_apps(apps, {}))
+    rows = OPEN.data.model_copy(update={"held_out": ("capital", "number")})
+    allowed = OPEN.model_copy(update={"data": rows})
+    workers = setting.workers(policy=allowed)
+    result = setting.serve(setting.begin(tmp_path / "run", sets, **changes), to_workers(workers))
     assert (result.digest, result.best) == (alone.digest, alone.best)
     found = Store(tmp_path / "run").evaluations()
     assert found == Store(tmp_path / "alone").evaluations()
@@ -199,36 +181,19 @@ def test_a_clients_training_rows_have_no_row_of_a_set(setting):
     assert together.clients[0] == share
 
 
-def test_a_server_without_data_can_choose_no_best_round(setting, tmp_path):
-    lines = {"examples": 'every = 1\nexamples = 8\nvalidation = 0.5\nbest = "loss"', "source": 'source = "/nowhere"'}
-    directory = setting.begin(tmp_path / "run", **lines)
-    with pytest.raises(
-        FedKSeedError, match=r"\[evaluation\] best = 'loss' chooses by held-out rows, and there is no data"
-    ):
-        setting.serve(directory)
-
-
-def test_a_server_refuses_to_keep_back_rows_of_clients(setting, tmp_path):
-    directory = setting.begin(tmp_path / "run", '[[evaluation.sets]]\nname = "own"\nclients = 0.1\n')
-    match = r"\[evaluation.sets\] 'own': clients = 0.1 keeps back rows .* no server sees over a network: take path"
-    with pytest.raises(FedKSeedError, match=match):
-        setting.serve(directory, lambda message: pytest.fail("a message was sent"))
-
-
 def test_a_client_loads_no_metric_that_a_server_names(setting):
     changes = {"examples": 'examples = 8\nmetrics = ["/nowhere.py:score"]', "generated": "generated = 2"}
     recipe = parse(loads(setting.text(**changes)))
     with pytest.raises(FedKSeedError, match=r"there is no file /nowhere\.py"):
         start(recipe, setting.folder / "never")
-    owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
-    assert load_client(owner, recipe.to_toml().encode()).examples
+    assert load_client(setting.owner(0), recipe.to_toml().encode()).examples
 
 
 def test_a_client_whose_model_is_another_than_the_recipe_pins_is_refused_before_it_trains(setting, pinned):
     other = parse(loads(pinned)).model_dump(exclude_none=True)
     other["model"]["digest"] = 64 * "0"
     text = parse(other).to_toml().encode()
-    owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
+    owner = setting.owner(0)
     assert accepted_recipe(text, owner).model.digest == 64 * "0"
     with pytest.raises(FedKSeedError, match=f"digest is {64 * '0'}, the base model .* has [0-9a-f]{{64}}: load"):
         load_client(owner, text)
@@ -303,22 +268,23 @@ def test_the_second_leg_needs_as_many_as_take_off_the_masks_and_not_the_whole_mi
     assert needed == [9, 7]
 
 
-def test_a_run_rolled_back_between_the_legs_begins_its_masked_round_again(setting, tmp_path, monkeypatch):
-    """Uploads under the old nonce stay in the directory, and no share under the new one takes off their masks."""
-    monkeypatch.setattr(clients_module, "POLL", 0.01)
-    make(keys := tmp_path / "keys", 3, ["localhost"], 3)
-    directory = setting.begin(tmp_path / "run", "minimum = 3", rounds="rounds = 1", more="[secure]\nnorm = 0.05\n")
-    (directory / "flower").mkdir()
-    ServerSigning.write(directory / "flower", keys, [(keys / f"client-{k}.pub").read_text() for k in range(3)])
-    ca, apps = certificate(keys / "ca.pem"), {}
+def signing_workers(setting, keys, folder: Path, accounts: bool = False) -> dict[int, TaskHandler]:
+    """Workers with keys for signatures and masks, each with a folder, and with a secret and an account if asked."""
+    workers = {}
     for number, node in enumerate(NODES):
-        (tmp_path / str(number)).mkdir()
-        signing = ClientSigning(private_key(keys / f"client-{number}"), ca)
-        owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN)
-        masks = partial(masking_client, tmp_path / str(number), signing, None)
-        worker = TaskHandler(partial(load_client, owner, masks=masks), signing)
-        apps[node] = client_app(lambda task, _, worker=worker: worker.reply(task).encode())
-    deliver = to_apps(apps, {})
+        (own := folder / str(number)).mkdir()
+        signing = ClientSigning(private_key(keys / f"client-{number}"), certificate(keys / "ca.pem"))
+        masks = partial(masking_client, own, signing, None)
+        owner = setting.owner(number, secret=number if accounts else None)
+        workers[node] = TaskHandler(partial(load_client, owner, masks=masks, ledger=own if accounts else None), signing)
+    return workers
+
+
+def test_a_run_rolled_back_between_the_legs_begins_its_masked_round_again(setting, keys, tmp_path):
+    """Uploads under the old nonce stay in the directory, and no share under the new one takes off their masks."""
+    directory = setting.begin(tmp_path / "run", "minimum = 3", rounds="rounds = 1", more="[secure]\nnorm = 0.05\n")
+    with_keys(directory, keys)
+    deliver = to_workers(signing_workers(setting, keys, tmp_path))
 
     def stopped(message):
         if kind_of(Task.decode(unpacked(message)).message) is Survivors:
@@ -337,23 +303,12 @@ def test_a_run_rolled_back_between_the_legs_begins_its_masked_round_again(settin
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_clients_that_protect_their_examples_end_a_run_with_the_stated_epsilon(setting, tmp_path, masked):
+def test_clients_that_protect_their_examples_end_a_run_with_the_stated_epsilon(setting, keys, tmp_path, masked):
     """Each with a secret and an account of its own; two of three take part in a round, and with masks all three."""
     more = '[privacy]\nunit = "example"\nepsilon = 8.0\nnorm = 1.0\n' + "[secure]\nnorm = 0.05\n" * masked
     cohort = {} if masked else {"cohort": "cohort = 2"}
-    make(keys := tmp_path / "keys", 3, ["localhost"], 3)
-    directory = setting.begin(tmp_path / "run", more=more, **cohort)
-    (directory / "flower").mkdir()
-    ServerSigning.write(directory / "flower", keys, [(keys / f"client-{k}.pub").read_text() for k in range(3)])
-    ca, apps = certificate(keys / "ca.pem"), {}
-    for number, node in enumerate(NODES):
-        (folder := tmp_path / str(number)).mkdir()
-        signing = ClientSigning(private_key(keys / f"client-{number}"), ca)
-        owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN, secret=number)
-        masks = partial(masking_client, folder, signing, None)
-        worker = TaskHandler(partial(load_client, owner, masks=masks, ledger=folder), signing)
-        apps[node] = client_app(lambda task, _, worker=worker: worker.reply(task).encode())
-    result = setting.serve(directory, to_apps(apps, {}))
+    directory = with_keys(setting.begin(tmp_path / "run", more=more, **cohort), keys)
+    result = setting.serve(directory, to_workers(signing_workers(setting, keys, tmp_path, accounts=True)))
     reports = Store(directory).reports()
     assert reports[-1]["epsilon"] == pytest.approx(8)
     assert [report["loss"] for report in reports] == [None] * 3
@@ -391,7 +346,6 @@ class Answering:
 
 def test_a_network_encodes_each_broadcast_once_and_decodes_each_upload_once(tmp_path, monkeypatch):
     """A server without a model, and clients whose answers are random numbers."""
-    monkeypatch.setattr(clients_module, "POLL", 0.01)
     calls, rounds = counted(monkeypatch), 3
     recipe = parse(
         {

@@ -1,6 +1,6 @@
 """The map from a carrier's nodes to our numbers of clients, kept in a run's directory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ class ClientNumbers:
     @staticmethod
     def register(directory: Path, nodes: Sequence[int], revoked: Sequence[int] = ()) -> None:
         """Fix the numbers of a run's clients: 0 for the first node. Nobody waits for those whose keys were revoked."""
-        _write(directory / NUMBERS, {node: number for number, node in enumerate(nodes)}, True, revoked)
+        numbers = {node: number for number, node in enumerate(nodes)}
+        write_table(directory / NUMBERS, {"fixed": True, "nodes": numbers, "revoked": list(revoked)})
 
     @staticmethod
     def registered(directory: Path) -> int:
@@ -48,13 +49,9 @@ class ClientNumbers:
         fresh = [node for node in sorted(nodes) if node not in self._clients][: self.count - len(self._clients)]
         if fresh and not self._fixed:
             self._clients |= {node: number for number, node in enumerate(fresh, len(self._clients))}
-            _write(self.path, self._clients, fixed=False)
+            write_table(self.path, {"fixed": False, "nodes": self._clients, "revoked": []})
         return {self._clients[node]: node for node in nodes if node in self._clients}
 
 
 def _read(path: Path) -> dict[str, Any]:
     return read_table(path) if path.exists() else {"nodes": {}, "fixed": False, "revoked": []}
-
-
-def _write(path: Path, clients: Mapping[int, int], fixed: bool, revoked: Sequence[int] = ()) -> None:
-    write_table(path, {"fixed": fixed, "nodes": clients, "revoked": list(revoked)})
