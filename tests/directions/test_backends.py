@@ -8,10 +8,10 @@ import torch
 
 from fedkseed import FedKSeedError, Pool, accumulate_, materialize, project
 from fedkseed.directions import backends, reference, vectors
-from fedkseed.directions.operations import Piece, combine
+from fedkseed.directions.operations import DirectionSum, Piece
 
 from . import PLAIN
-from .test_operations import DTYPES, TENSOR, expected, weights
+from .test_operations import DTYPES, NO_TERMS, TENSOR, expected, weights
 
 KEY = 0x9123456789ABCDEF  # both words have their highest bit set
 RANGES = [(0, 300), (4090, 4100), (4096, 8192)]
@@ -107,8 +107,7 @@ def test_transforms_larger_than_a_program_equal_the_definition(backend, device, 
 def test_every_pattern_of_16_bits_survives_a_sum_of_zero(backend, device, dtype):
     """Reading and writing a type are inverse, NaN stays NaN, −0 becomes +0."""
     every = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(dtype)
-    nothing = np.empty(0, np.uint32), np.empty(0, np.float32)
-    got = make(backend, device, Pool(0, 4, "hadamard"), *nothing, every, 0).cpu()
+    got = make(backend, device, Pool(0, 4, "hadamard"), *NO_TERMS, every, 0).cpu()
     number = ~torch.isnan(every)
     assert torch.equal(torch.isnan(got), ~number)
     assert same_bits(got[number], torch.where(every == 0, 0, every)[number])
@@ -120,9 +119,8 @@ def test_rounding_is_to_nearest_even(backend, device, dtype):
     base = torch.arange(0, 31744 - 1024 if dtype == torch.float16 else 32640 - 128, 7, dtype=torch.int32)
     base = base.to(torch.int16).view(dtype)
     step = (torch.nextafter(base, torch.full_like(base, torch.inf)) - base).float()
-    nothing = np.empty(0, np.uint32), np.empty(0, np.float32)
     for fraction in (0.25, 0.5, 0.75, 1.5):
-        got = make(backend, device, Pool(0, 1, "gaussian"), *nothing, base, 0, (step * fraction).numpy())
+        got = make(backend, device, Pool(0, 1, "gaussian"), *NO_TERMS, base, 0, (step * fraction).numpy())
         assert torch.equal(got.cpu(), (base.float() + step * fraction).to(dtype))
 
 
@@ -211,10 +209,9 @@ def test_the_device_chooses_the_backend():
 
 def test_tensors_of_one_piece_must_share_a_device():
     w, elsewhere = torch.zeros(4), torch.zeros(4, device="meta")
-    nothing = np.empty(0, np.uint32), np.empty(0, np.float32)
     for piece in (Piece(0, w, elsewhere), Piece(0, w, w, addend=elsewhere)):
         with pytest.raises(FedKSeedError, match="on one device, got cpu and meta"):
-            combine([piece], Pool(0, 4, "hadamard"), *nothing)
+            DirectionSum(Pool(0, 4, "hadamard"), *NO_TERMS).combine([piece])
 
 
 def test_tensors_without_numbers_are_refused():

@@ -57,11 +57,7 @@ def test_importing_the_package_of_directions_loads_neither_torch_nor_numba():
 @pytest.mark.parametrize(
     ("name", "number", "message"),
     [
-        (
-            "gaussian",
-            9,
-            "family 'gaussian' has number 0; 'gaussian' with number 9 needs a name and a number of",
-        ),
+        ("gaussian", 9, "family 'gaussian' has number 0; 'gaussian' with number 9 needs a name and a number of"),
         ("sobol", 2, "family 'hadamard' has number 2; 'sobol' with number 2 needs"),
         ("sobol", 256, "number on the wire is 0 to 255, got 256"),
         ("sobol", -1, "got -1"),

@@ -6,13 +6,14 @@ import torch
 
 from fedkseed import FedKSeedError, Pool, accumulate_, materialize, project
 from fedkseed.directions import reference
-from fedkseed.directions.operations import DirectionSum, Piece, combine
+from fedkseed.directions.operations import DirectionSum, Piece
 
 from . import PLAIN
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 RANGES = [(0, 576), (37, 4000), (4090, 4100), (4096, 8192), (5000, 12345)]
 TENSOR = 7
+NO_TERMS = np.empty(0, np.uint32), np.empty(0, np.float32)
 
 
 def bits(w: torch.Tensor) -> np.ndarray:
@@ -49,7 +50,7 @@ def test_kernels_equal_the_definition(family, size, dtype):
             base = weights(stop - start, dtype)
             out = torch.empty_like(base)
             piece = Piece(TENSOR, base, out, start, None if addend is None else torch.from_numpy(addend))
-            combine([piece], pool, directions, coefficients)
+            DirectionSum(pool, directions, coefficients).combine([piece])
             want = expected(pool, directions, coefficients, base, start, addend)
             np.testing.assert_array_equal(bits(out), bits(want), err_msg=f"{start}:{stop}, {count} directions")
 
@@ -59,7 +60,7 @@ def test_a_sum_of_nothing_equals_the_definition(family):
     pool, base = Pool(3, 64, family), weights(5000, torch.float32)
     out = torch.empty_like(base)
     materialize(base, pool, np.zeros(64), out, tensor=TENSOR)
-    want = expected(pool, np.empty(0, np.uint32), np.empty(0, np.float32), base, 0)
+    want = expected(pool, *NO_TERMS, base, 0)
     np.testing.assert_array_equal(bits(out), bits(want))
     assert not torch.signbit(out[base == 0]).any()
 
@@ -117,7 +118,7 @@ def test_rounding_is_to_nearest_even_as_in_pytorch(dtype):
         step = (torch.nextafter(base, torch.full_like(base, torch.inf)) - base).float()
         addend = torch.nan_to_num(step, posinf=1e30) * fraction
         out = torch.empty_like(base)
-        combine([Piece(0, base, out, addend=addend)], pool, np.empty(0, np.uint32), np.empty(0, np.float32))
+        DirectionSum(pool, *NO_TERMS).combine([Piece(0, base, out, addend=addend)])
         assert torch.equal(out, (base.float() + addend).to(dtype))
 
 
@@ -177,7 +178,7 @@ def test_a_sum_over_a_pool_is_that_of_its_coefficients_that_are_not_zero():
     c[[3, 17]] = 0.5, -0.25
     found, want = torch.zeros(500), torch.zeros(500)
     DirectionSum.over(pool, c).combine([Piece(TENSOR, found, found)])
-    combine([Piece(TENSOR, want, want)], pool, *pool.select([3, 17], [0.5, -0.25]))
+    DirectionSum(pool, *pool.select([3, 17], [0.5, -0.25])).combine([Piece(TENSOR, want, want)])
     assert torch.equal(found, want)
     assert found.any()
 

@@ -111,9 +111,7 @@ def test_files_that_are_made_to_harm_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"patterns": [1]}, {"patterns": 1}, {"pool": {"key": "x"}}, {"pool": []}, {"provenance": 3}],
-    ids=str,
+    "change", [{"patterns": [1]}, {"patterns": 1}, {"pool": {"key": "x"}}, {"pool": []}, {"provenance": 3}], ids=str
 )
 def test_a_field_of_another_type_is_refused_also_with_a_checksum_that_fits(adapter, tmp_path, change):
     about = adapter._about() | change

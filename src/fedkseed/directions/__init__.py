@@ -20,17 +20,7 @@ from .pool import BLOCK, Pool
 if TYPE_CHECKING:
     from .operations import accumulate_, materialize, project
 
-__all__ = [
-    "BLOCK",
-    "FAMILIES",
-    "Family",
-    "Pool",
-    "accumulate_",
-    "add_family",
-    "materialize",
-    "project",
-    "reference",
-]
+__all__ = ["BLOCK", "FAMILIES", "Family", "Pool", "accumulate_", "add_family", "materialize", "project", "reference"]
 
 
 def __getattr__(name: str) -> Any:

@@ -30,15 +30,12 @@ def names(device: torch.device) -> tuple[str, ...]:
     Raises:
         FedKSeedError: tensors on this device hold no numbers.
     """
-    match device.type:
-        case "cpu":
-            return "numba", "torch"
-        case "cuda":  # PyTorch's name for AMD GPUs, too
-            return ("triton", "torch") if find_spec("triton") else ("torch",)
-        case "meta":
-            raise FedKSeedError("weights on meta have no numbers; load the model onto a real device first")
-        case _:
-            return ("torch",)
+    if device.type == "meta":
+        raise FedKSeedError("weights on meta have no numbers; load the model onto a real device first")
+    if device.type == "cpu":
+        return "numba", "torch"
+    # cuda is PyTorch's name for AMD GPUs, too
+    return ("triton", "torch") if device.type == "cuda" and find_spec("triton") else ("torch",)
 
 
 def load(name: str) -> Any:

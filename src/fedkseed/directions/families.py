@@ -64,10 +64,6 @@ class Family:
         if not 0 <= self.number <= 255:
             raise FedKSeedError(f"a family's number on the wire is 0 to 255, got {self.number}")
 
-    @property
-    def transformed(self) -> bool:
-        return self.transform is not None
-
 
 FAMILIES: dict[str, Family] = {}  # by name
 

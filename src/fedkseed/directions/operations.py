@@ -1,7 +1,7 @@
 """The three operations on directions: accumulate_, materialize, project, on PyTorch tensors.
 
-`combine` and `project_pieces` are the same operations over a whole model at once. The backend
-follows the device of the tensors; every backend gives the bits of `reference.py`.
+`DirectionSum` and `project_pieces` do the same over a whole model at once. The backend follows the device of the
+tensors; every backend gives the bits of `reference.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -49,7 +49,7 @@ def accumulate_(
     Raises:
         FedKSeedError: a direction or coefficient is not allowed, or w can't be worked on.
     """
-    combine([Piece(tensor, w, w, start)], pool, *pool.select(directions, coefficients))
+    DirectionSum(pool, *pool.select(directions, coefficients)).combine([Piece(tensor, w, w, start)])
 
 
 def materialize(base: Tensor, pool: Pool, c: Numbers, out: Tensor, *, tensor: int = 0, start: int = 0) -> None:
@@ -57,7 +57,7 @@ def materialize(base: Tensor, pool: Pool, c: Numbers, out: Tensor, *, tensor: in
 
     Source: Qin et al., 2024, Eq. 4, with c = −η A
     """
-    combine([Piece(tensor, base, out, start)], pool, *pool.dense(c))
+    DirectionSum(pool, *pool.dense(c)).combine([Piece(tensor, base, out, start)])
 
 
 def project(v: Tensor, pool: Pool, *, tensor: int = 0, start: int = 0) -> NDArray[np.float64]:
@@ -98,13 +98,6 @@ class DirectionSum:
             if device not in self._plans:
                 self._plans[device] = backend.plan(self._pool, *self._terms(), device)
             backend.combine([piece for piece in flat if piece[2].device == device], self._plans[device])
-
-
-def combine(
-    pieces: Sequence[Piece], pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]
-) -> None:
-    """Compute `DirectionSum.combine` for a sum that is needed once."""
-    DirectionSum(pool, directions, coefficients).combine(pieces)
 
 
 def project_pieces(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:

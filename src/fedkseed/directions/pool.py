@@ -82,7 +82,7 @@ class Pool:
     @property
     def transformed(self) -> bool:
         """Whether the sum over all directions is one Walsh–Hadamard transform."""
-        return self.record.transformed
+        return self.record.transform is not None
 
     @property
     def factored(self) -> bool:

@@ -95,11 +95,6 @@ def gaussian(pool: Pool, direction: int, tensor: int, groups: range, device: tor
     return torch.stack(eight, 1).view(-1)  # (groups, 8, 512)
 
 
-def rademacher(pool: Pool, direction: int, tensor: int, groups: range, device: torch.device) -> Tensor:
-    """The Rademacher direction z_j over whole groups, flat."""
-    return signs(pool, ref.RADEMACHER, tensor, direction, groups, device)
-
-
 def transform(x: Tensor) -> Tensor:
     """The Walsh–Hadamard transform of the last axis as in `reference.transform`, stages h = 1, 2, 4, …"""
     h = 1
@@ -185,10 +180,6 @@ def informed_products(pool: Pool, v: Tensor, tensor: int, rows: range, factor: F
     return products
 
 
-def mixed_products(pool: Pool, v: Tensor, tensor: int, rows: range, factor: Factor) -> NDArray[np.float64]:
-    return ref.transform(informed_products(pool, v, tensor, rows, factor))
-
-
 def held(factor: Factor, device: torch.device) -> tuple[Tensor, Tensor]:
     """The factors U and V as float32, once a device."""
     by_device = HELD.setdefault(factor, {})
@@ -211,13 +202,16 @@ def _halved(x: Tensor) -> Tensor:
     return x[..., 0]
 
 
-DIRECT = {"gaussian": gaussian, "rademacher": rademacher}
+DIRECT = {
+    "gaussian": gaussian,
+    "rademacher": lambda pool, j, tensor, *place: signs(pool, ref.RADEMACHER, tensor, j, *place),
+}
 SUMS = {  # by whole groups, or by rows of a tensor
     "hadamard": Sums(hadamard_total, hadamard_products),
     "hashed": Sums(hashed_total, hashed_products),
     "separable": Sums(separable_total, separable_products),
     "informed": Sums(informed_total, informed_products),
-    "mixed": Sums(informed_total, mixed_products),
+    "mixed": Sums(informed_total, lambda *place: ref.transform(informed_products(*place))),
 }
 KERNELS = {*DIRECT, *SUMS}
 
@@ -239,8 +233,8 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
     """Compute out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend); all are flat."""
     pool, table, pairs = plan
     for tensor, start, base, out, addend in pieces:
-        if pool.factored:
-            _combine_rows(pool, table, tensor, start, base, out, addend)
+        if pool.factored and (matrix := pool.matrix(tensor)) is not None:
+            _combine_rows(pool, table, matrix, (tensor, start, base, out, addend))
             continue
         for groups, begin, end in _chunks(pool, start, base.numel(), CHUNK):
             inside = slice(start + begin - groups.start * BLOCK, start + end - groups.start * BLOCK)
@@ -253,13 +247,10 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
 
 
 def _combine_rows(
-    pool: Pool, core: Any, tensor: int, start: int, base: Tensor, out: Tensor, addend: Tensor | None
+    pool: Pool, core: Tensor, matrix: Matrix, piece: tuple[int, int, Tensor, Tensor, Tensor | None]
 ) -> None:
-    matrix, stop = pool.matrix(tensor), start + base.numel()
-    if matrix is None:
-        total = torch.zeros_like(base, dtype=torch.float32) if addend is None else addend
-        out.copy_((base.to(torch.float32) + total).to(base.dtype))
-        return
+    tensor, start, base, out, addend = piece
+    stop = start + base.numel()
     rows, step = matrix.rows_of(start, stop), max(1, CHUNK // matrix.columns)
     for first in range(rows.start, rows.stop, step):
         band = range(first, min(first + step, rows.stop))

@@ -96,7 +96,7 @@ class Algorithm:
         if self.pooled:
             return recipe.pool
         family = FAMILIES[recipe.directions.family]
-        stands_in = family.transformed or family.factored is not None
+        stands_in = family.transform is not None or family.factored is not None
         return Pool(pool_key(recipe.seed), UNLIMITED, "rademacher" if stands_in else family.name)
 
     def local_work(self, recipe: Recipe) -> LocalWork:

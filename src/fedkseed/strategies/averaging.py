@@ -104,7 +104,7 @@ class Averaging:
         """The weights moved by clients' scalars; the server makes the directions, the price of scalars up."""
         import torch
 
-        from ..directions.operations import Piece, combine
+        from ..directions.operations import DirectionSum, Piece
 
         pool, local = self.settings.run.pool, self.settings.local
         directions, coefficients = merged(uploads, self.settings.run, local.learning_rate(state.round) / local.probes)
@@ -113,7 +113,7 @@ class Averaging:
             part = values[start : start + size]
             pieces.append(Piece(number, part, part))
             start += size
-        combine(pieces, pool, *pool.select(directions, coefficients))
+        DirectionSum(pool, *pool.select(directions, coefficients)).combine(pieces)
         return values.numpy()
 
     def change(self, state: AveragingState, upload: Change) -> NDArray[np.float64]:

@@ -72,21 +72,19 @@ class FactoredWeights(Unwritten):
         self.sum, self.cores = total, self._cores(torch.from_numpy(c))
 
     def points(self, coefficients: Sequence[NDArray[np.float32]], loss: Callable[[], Value]) -> list[Value]:
-        self._install()
-        cores, before = [self._cores(torch.from_numpy(c)) for c in coefficients], self.cores
+        cores = [self._cores(torch.from_numpy(c)) for c in coefficients]
 
         def before_turn(number: int) -> None:
             self.cores = cores[number]
 
-        try:
+        with self._own_cores():
             return self.side_by_side.run(loss, len(cores), before_turn, _products)
-        finally:
-            self.cores = before
 
     def gradient(self, loss: Callable[[], Tensor]) -> tuple[float, NDArray[np.float64]]:
         """`Pooled.gradient`, by a pass back through activations, with no gradient of a weight."""
         c = torch.from_numpy(self.c.copy()).requires_grad_(True)
-        with self._at(c):
+        with self._own_cores(), torch.enable_grad():
+            self.cores = self._cores(c)
             value = backpropagate(loss)
         return value, np.zeros(self.pool.size) if c.grad is None else c.grad.numpy().astype(np.float64)
 
@@ -105,7 +103,8 @@ class FactoredWeights(Unwritten):
                 tensor in a way that says nothing of which example it is for.
         """
         c = torch.from_numpy(np.tile(self.c, (count, 1))).requires_grad_(True)
-        with self._at(c):
+        with self._own_cores(), torch.enable_grad():
+            self.cores = self._cores(c)
             values = losses()
             if not values.requires_grad:
                 raise FedKSeedError(NO_GRADIENT)
@@ -116,14 +115,12 @@ class FactoredWeights(Unwritten):
         return values.detach().cpu().double().numpy(), slopes
 
     @contextmanager
-    def _at(self, c: Tensor) -> Iterator[None]:
-        """Use w(c) with a graph back to c, of shape (K,) or (B, K)."""
+    def _own_cores(self) -> Iterator[None]:
+        """Let other matrices C be used, of other points or with a graph back to c."""
         self._install()
         before = self.cores
         try:
-            with torch.enable_grad():
-                self.cores = self._cores(c)
-                yield
+            yield
         finally:
             self.cores = before
 

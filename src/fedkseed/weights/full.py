@@ -60,11 +60,9 @@ class FullWeights(Weights):
         """
         if values.size != self.layout.size:
             raise FedKSeedError(f"the model has {self.layout.size} tuned weights, got {values.size}")
-        start = 0
-        for tensor in self._truth:
-            part = values[start : start + tensor.numel()]
+        parts = np.split(values, np.cumsum([tensor.numel() for tensor in self._truth])[:-1])
+        for tensor, part in zip(self._truth, parts, strict=True):
             tensor.copy_(torch.from_numpy(np.require(part, requirements="W")).view(tensor.shape))
-            start += tensor.numel()
         self.settle()
 
     def add(self, total: DirectionSum, tensor: int | None = None) -> None:

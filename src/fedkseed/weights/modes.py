@@ -27,11 +27,9 @@ def hold(
     """
     layout = Layout(model, tuned)
     pool = pool.fitted(layout.shapes, basis)
-    if mode == "auto" and pool.factored:
-        mode = "factored"
     if mode == "auto":
         quantised = any(isinstance(entry.tensor, Lazy) for entry in layout.tuned)
-        mode = "streamed" if pool.transformed or quantised else "in place"
+        mode = "factored" if pool.factored else "streamed" if pool.transformed or quantised else "in place"
     if mode not in MODES:
         raise FedKSeedError(f"no mode is called {mode!r}; choose auto, {' or '.join(MODES)}")
     return MODES[mode](layout, pool)

@@ -162,8 +162,6 @@ class TunedSource:
             pieces = [Piece(number, out, out, start) for start, out in parts]
         else:
             flat = base.view(-1)
-            pieces = [
-                Piece(number, flat[start : start + out.numel()].view(out.shape), out, start) for start, out in parts
-            ]
+            pieces = [Piece(number, flat[p : p + out.numel()].view(out.shape), out, p) for p, out in parts]
         self.weights.sum.combine(pieces)
         self.weights.made += sum(out.numel() for _, out in parts)

@@ -14,9 +14,9 @@ from .simd import (
     as_words,
     butterflies,
     by_rows,
+    claim,
     clear,
     copy,
-    data_of,
     fetch_ahead,
     flipped,
     flipped_columns,
@@ -32,6 +32,7 @@ from .simd import (
     lane_numbers,
     load_floats,
     low_half,
+    number_at,
     plus_signed,
     put,
     put_rounded,
@@ -56,6 +57,7 @@ EIGHTH, TILE, ROW = ref.EIGHTH, 256, 16  # positions
 GAUSS = uint32(ref.GAUSSIAN)
 SOME = 16  # directions whose signs are made together: 8 KiB of words
 SIGNS = 512  # bytes of words that sign a block
+CHUNK = 1 << 15  # positions that a thread takes at a time: 8 µs of the fastest kernel
 ZERO = np.float32(0)
 L0, L1, L2, L3, L4 = ref.LOG
 S0, S1, S2 = ref.SIN
@@ -253,7 +255,8 @@ def add_rademacher(acc, block, directions, coefficients, count, signs, tensor, k
             put(acc + 4 * p, 4 * ROW, tile)
 
 
-def _finish_row(z, p, target):
+@by_rows
+def finish(z, p, target):
     """Write 16 weights out = base + (addend + z), rounded once; without addend if its address is 0.
 
     The 0 that the code adds to the sum is part of the definition.
@@ -262,9 +265,6 @@ def _finish_row(z, p, target):
     size = item_size(marker)
     total = load_floats(addend + 4 * p) + z if addend else z
     put_rounded(out + size * p, widened(base + size * p, marker) + (floats(ZERO) + total), marker, around)
-
-
-finish = by_rows(_finish_row)
 
 
 @kernel
@@ -375,37 +375,15 @@ def shift_at(block, size, tensor, k0, k1):
 
 
 @kernel
-def project_segment(kind, v, start, count, pool_size, unit_size, tensor, k0, k1, result, acc, products, signs):
-    """Compute the K inner products over positions start … start + count, inside one segment, into `result`.
-
-    v, acc, products and signs are addresses, result is an array of float64.
-    """
-    stop = start + count
-    result[:] = 0
-    index, unity = np.empty(1, np.uint32), np.ones(1, np.float32)
-    for unit in range(start // unit_size, (stop + unit_size - 1) // unit_size):
-        low, high = max(start - unit * unit_size, 0), min(stop - unit * unit_size, unit_size)
-        clear(acc, 4 * unit_size)
-        copy(acc + 4 * low, v + 4 * (unit * unit_size + low - start), 4 * (high - low))
-        if kind <= RADEMACHER:
-            for j in range(pool_size):
-                index[0] = j
-                clear(products, 4 * BLOCK)
-                if kind == GAUSSIAN:
-                    add_gaussian(products, unit, 0, BLOCK, data_of(index), data_of(unity), 1, tensor, k0, k1)
-                else:
-                    add_rademacher(products, unit, data_of(index), data_of(unity), 1, signs, tensor, k0, k1)
-                result[j] += _inner(products, acc)
-        else:
-            project_unit(kind, acc, unit, unit_size, pool_size, tensor, k0, k1, result, signs)
-    if kind == HASHED:
-        h = 1
-        while h < pool_size:
-            for begin in range(0, pool_size, 2 * h):
-                for i in range(begin, begin + h):
-                    a, b = result[i], result[i + h]
-                    result[i], result[i + h] = a + b, a - b
-            h *= 2
+def transform(x):
+    """Apply all stages of the transform to an array of float64."""
+    h = 1
+    while h < x.size:
+        for first in range(0, x.size, 2 * h):
+            for i in range(first, first + h):
+                a, b = x[i], x[i + h]
+                x[i], x[i + h] = a + b, a - b
+        h *= 2
 
 
 @kernel
@@ -449,3 +427,98 @@ def project_unit(kind, v, unit, unit_size, size, tensor, k0, k1, result, signs):
         s = shift_at((unit * unit_size + begin) // size, size, tensor, k0, k1) if kind == HASHED else 0
         for j in range(size):
             result[j] += np.float64(float_at(v + 4 * (begin + (j ^ s))))
+
+
+# --- jobs, which any number of threads share ---------------------------------------------------------
+
+
+@kernel
+def work(job, marker):
+    """Compute out = base + (addend + Σ c z) for all pieces of a job; any number of threads share the work."""
+    unit_size = number_at(job + 24)
+    memory = np.empty(12 * unit_size + SIGNS * max(SOME, unit_size // BLOCK) + 64, np.uint8)
+    _work_in(memory, job, marker)  # a call, so that memory outlives the use of its address
+
+
+@kernel
+def _work_in(memory, job, marker):
+    kind, size, unit_size = number_at(job + 8), number_at(job + 16), number_at(job + 24)
+    directions, coefficients, count = number_at(job + 32), number_at(job + 40), number_at(job + 48)
+    table, k0, k1 = number_at(job + 56), uint32(number_at(job + 64)), uint32(number_at(job + 72))
+    around, pieces, rows = number_at(job + 80) != 0, number_at(job + 88), number_at(job + 96)
+    acc = np.int64(memory.ctypes.data) + 63 & -64
+    edge, addend_edge, signs = acc + 4 * unit_size, acc + 8 * unit_size, acc + 12 * unit_size
+    item, units = item_size(marker), max(1, CHUNK // unit_size)
+
+    mine, before = claim(job), 0  # chunks are numbered through all pieces
+    for row in range(pieces, pieces + 48 * rows, 48):
+        tensor, start, length = uint32(number_at(row)), number_at(row + 8), number_at(row + 16)
+        base, out, addend = number_at(row + 24), number_at(row + 32), number_at(row + 40)
+        first, last = start // unit_size, (start + length + unit_size - 1) // unit_size
+        chunks = (last - first + units - 1) // units
+        while mine < before + chunks:
+            begin = first + (mine - before) * units
+            for unit in range(begin, min(begin + units, last)):
+                low, high = max(start - unit * unit_size, 0), min(start + length - unit * unit_size, unit_size)
+                offset, inside = unit * unit_size + low - start, high - low  # counted in weights
+                whole = inside == unit_size
+                b, o, a = base + item * offset, out + item * offset, addend + 4 * offset if addend else 0
+                if not whole:  # at a tensor's ends: work on a copy as long as a unit
+                    copy(edge + item * low, b, item * inside)
+                    if addend:
+                        copy(addend_edge + 4 * low, a, 4 * inside)
+                        a = addend_edge
+                    b = edge
+                target = (o if whole else edge), b, a, marker, around and whole and o % 64 == 0
+                if kind > RADEMACHER:
+                    combine_unit(kind, acc, unit, unit_size, size, table, signs, tensor, k0, k1, target)
+                else:
+                    add_directions(
+                        kind, acc, unit, low, high, directions, coefficients, count, signs, tensor, k0, k1, target
+                    )
+                if not whole:
+                    copy(o, edge + item * low, item * inside)
+            mine = claim(job)
+        before += chunks
+
+
+def project_work(job):
+    """Compute the inner products with every segment of a tensor, one row of results a segment."""
+    size, unit_size = number_at(job + 16), number_at(job + 24)
+    memory = np.empty(4 * unit_size + 4 * BLOCK + SIGNS * max(SOME, unit_size // BLOCK) + 8 + 64, np.uint8)
+    _project_in(memory, np.empty(size), job)
+
+
+@kernel
+def _project_in(memory, partial, job):
+    kind, size, unit_size = number_at(job + 8), number_at(job + 16), number_at(job + 24)
+    tensor, k0, k1 = uint32(number_at(job + 32)), uint32(number_at(job + 40)), uint32(number_at(job + 48))
+    start, length, v = number_at(job + 56), number_at(job + 64), number_at(job + 72)
+    results, last = number_at(job + 80), number_at(job + 88)
+    acc, segment_size = np.int64(memory.ctypes.data) + 63 & -64, max(ref.SEGMENT, unit_size)
+    products, signs = acc + 4 * unit_size, acc + 4 * unit_size + 4 * BLOCK
+    j_at = signs + SIGNS * max(SOME, unit_size // BLOCK)
+    store(j_at + 4, ONE)  # its coefficient
+    segment = claim(job)
+    while segment < last:
+        begin, end = max(segment * segment_size, start), min((segment + 1) * segment_size, start + length)
+        partial[:] = 0
+        for unit in range(begin // unit_size, (end + unit_size - 1) // unit_size):
+            low, high = max(begin - unit * unit_size, 0), min(end - unit * unit_size, unit_size)
+            clear(acc, 4 * unit_size)
+            copy(acc + 4 * low, v + 4 * (unit * unit_size + low - start), 4 * (high - low))
+            if kind > RADEMACHER:
+                project_unit(kind, acc, unit, unit_size, size, tensor, k0, k1, partial, signs)
+                continue
+            for j in range(size):
+                store(j_at, uint32(j))
+                clear(products, 4 * BLOCK)
+                if kind == GAUSSIAN:
+                    add_gaussian(products, unit, 0, BLOCK, j_at, j_at + 4, 1, tensor, k0, k1)
+                else:
+                    add_rademacher(products, unit, j_at, j_at + 4, 1, signs, tensor, k0, k1)
+                partial[j] += _inner(products, acc)
+        if kind == HASHED:
+            transform(partial)
+        copy(results + 8 * size * (segment - start // segment_size), np.int64(partial.ctypes.data), 8 * size)
+        segment = claim(job)

@@ -110,6 +110,9 @@ def sqrt(builder, value):
 as_floats = _intrinsic(FLOATS, WORDS)(lambda builder, value: builder.bitcast(value, FLOATS.llvm))
 as_words = _intrinsic(WORDS, FLOATS)(lambda builder, value: builder.bitcast(value, WORDS.llvm))
 signed_floats = _intrinsic(FLOATS, WORDS)(lambda builder, value: builder.sitofp(value, FLOATS.llvm))
+signed_shift = _intrinsic(WORDS, WORDS)(
+    lambda builder, value: builder.ashr(value, ir.Constant(WORDS.llvm, [23] * LANES))
+)
 lane_numbers = _intrinsic(WORDS)(lambda builder: ir.Constant(WORDS.llvm, list(range(LANES))))
 
 
@@ -121,19 +124,15 @@ def _spread(kind: Register) -> Any:
 floats, words, wide = _spread(FLOATS), _spread(WORDS), _spread(WIDE)
 
 
-@_intrinsic(WORDS, WORDS)
-def signed_shift(builder, value):
-    return builder.ashr(value, ir.Constant(WORDS.llvm, [23] * LANES))
+def _half(first: int) -> Any:
+    """An intrinsic that widens half of the lanes."""
+    lanes = range(first, first + LANES // 2)
+    return _intrinsic(WIDE, WORDS)(
+        lambda builder, value: builder.zext(_shuffle(builder, value, value, lanes), WIDE.llvm)
+    )
 
 
-@_intrinsic(WIDE, WORDS)
-def low_half(builder, value):
-    return builder.zext(_shuffle(builder, value, value, range(LANES // 2)), WIDE.llvm)
-
-
-@_intrinsic(WIDE, WORDS)
-def high_half(builder, value):
-    return builder.zext(_shuffle(builder, value, value, range(LANES // 2, LANES)), WIDE.llvm)
+low_half, high_half = _half(0), _half(LANES // 2)
 
 
 @_intrinsic(WORDS, WIDE, WIDE)
@@ -143,16 +142,13 @@ def joined(builder, low, high):
     return _shuffle(builder, low, high, range(0, 2 * LANES, 2))
 
 
-@_intrinsic(WORDS, WORDS, WORDS)
-def interleaved_low(builder, a, b):
-    """The first half of the lanes of both vectors: a b a b …"""
-    return _shuffle(builder, a, b, [k // 2 + LANES * (k % 2) for k in range(LANES)])
+def _interleaved(first: int) -> Any:
+    """An intrinsic that interleaves half of the lanes of two vectors: a b a b …"""
+    lanes = [first + k // 2 + LANES * (k % 2) for k in range(LANES)]
+    return _intrinsic(WORDS, WORDS, WORDS)(lambda builder, a, b: _shuffle(builder, a, b, lanes))
 
 
-@_intrinsic(WORDS, WORDS, WORDS)
-def interleaved_high(builder, a, b):
-    """The second half of the lanes of both vectors."""
-    return _shuffle(builder, a, b, [LANES // 2 + k // 2 + LANES * (k % 2) for k in range(LANES)])
+interleaved_low, interleaved_high = _interleaved(0), _interleaved(LANES // 2)
 
 
 @_intrinsic(WORDS, WORDS, WORDS, WORDS, WORDS)
@@ -162,16 +158,6 @@ def where_above(builder, a, b, yes, no):
 
 
 # --- memory -------------------------------------------------------------------------------------
-
-
-@intrinsic
-def data_of(typingctx: Any, array: Any) -> Any:
-    """The address of an array's memory."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, args[0]).data, NUMBER)
-
-    return types.int64(array), code
 
 
 @_intrinsic(types.void, types.int64, types.int64, types.int64)
@@ -280,14 +266,7 @@ def _widened(address, marker):
 @overload(put_rounded)
 def _put_rounded(address, value, marker, around):
     if marker.name == "float32":
-
-        def put_float(address, value, marker, around):
-            if around:
-                stream(address, value)
-            else:
-                store(address, value)
-
-        return put_float
+        return lambda address, value, marker, around: stream(address, value) if around else store(address, value)
     if marker.name == "uint16":
 
         def put_bfloat16(address, value, marker, around):

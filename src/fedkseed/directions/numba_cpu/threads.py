@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,12 @@ def forget_stale_kernels() -> None:
     folder = Path(__file__).parent
     sources = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()
     stamp = folder / "__pycache__" / "kernels.sha256"
-    try:
+    with suppress(OSError):  # a folder that can't be written to: Numba keeps its files elsewhere, or none
         if not stamp.exists() or stamp.read_text() != sources:
             for path in stamp.parent.glob("*.nb?"):
                 path.unlink(missing_ok=True)
             stamp.parent.mkdir(exist_ok=True)
             stamp.write_text(sources)
-    except OSError:  # a folder that can't be written to: Numba keeps its files elsewhere, or none
-        return
 
 
 @cache
