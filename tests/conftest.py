@@ -2,7 +2,10 @@
 
 import json
 import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
+from tomllib import loads
 
 import numpy as np
 import pytest
@@ -27,8 +30,10 @@ from transformers import (
     Qwen3Config,
 )
 
+from fedkseed import Simulation
 from fedkseed.directions import FAMILIES
 from fedkseed.directions.factors import Basis, Factor, Matrix
+from fedkseed.recipe.reading import parse
 from fedkseed.weights.basis_file import save_basis
 from fedkseed.weights.layout import Layout
 
@@ -199,3 +204,15 @@ def basis_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("basis") / "basis.safetensors"
     save_basis(small_basis(tiny_llama()), path)
     return path
+
+
+@pytest.fixture
+def simulation(model_folder: Path, data_file: Path) -> Iterator[Callable[..., Simulation]]:
+    """A function from a recipe's lines to a simulation of four clients, all of them in each round."""
+    with ExitStack() as opened:
+
+        def make(extra: str, secret: bytes = bytes(range(32)), **changes: str) -> Simulation:
+            text = recipe_text(model_folder, data_file, **{"cohort": "cohort = 4"} | changes) + extra
+            return opened.enter_context(closing(Simulation(parse(loads(text)), secret=secret)))
+
+        yield make

@@ -122,11 +122,19 @@ def changed(federation: Federation, **changes):
 
 def same(one, other) -> bool:
     """Are two states equal, bit for bit?"""
-    return all(np.asarray(getattr(one, n)).tobytes() == np.asarray(getattr(other, n)).tobytes() for n in names(one))
+    pairs = [(np.asarray(getattr(one, n)), np.asarray(getattr(other, n))) for n in type(one).__slots__]
+    return all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in pairs)
 
 
-def names(state) -> list[str]:
-    return list(type(state).__slots__)
+def moved(federation: Federation, number: int, down: Broadcast, up: Upload | Change) -> np.ndarray:
+    """The c with which a client ends round 1, by its messages alone."""
+    c = down.coefficients.copy()
+    if isinstance(up, Change):
+        return c + up.values
+    drawn = draw_directions(federation.pool.key, 1, number, 6, federation.pool.size, down.probabilities)
+    for j, rho in zip(drawn[up.found], up.scalars[up.found], strict=True):
+        c[j] += np.float32(-down.lr * float(rho))
+    return c
 
 
 @pytest.mark.parametrize("name", [*POOLED, MIXED])
@@ -141,13 +149,7 @@ def test_the_model_rebuilt_from_messages_is_the_one_that_the_client_trained(name
         tuned = ["lm_head*"] if federation.algorithm.tuned == "output" else ["*"]
         rebuilt = hold(tiny_llama().to(dtype), federation.pool, tuned, "materialized")
         down, up = decode(messages[number], Broadcast), decode(reply, *federation.strategy.aggregator.replies)
-        c = down.coefficients.copy()
-        if isinstance(up, Change):
-            c += up.values
-        else:
-            drawn = draw_directions(federation.pool.key, 1, number, 6, federation.pool.size, down.probabilities)
-            for j, scalar in zip(drawn, up.scalars, strict=True):
-                c[j] += np.float32(-down.lr * float(scalar))
+        c = moved(federation, number, down, up)
         assert c.any()
         rebuilt.load(c)
         assert trained.digest() == rebuilt.digest()
@@ -163,17 +165,11 @@ def test_server_and_clients_hold_the_same_model_whatever_numbers_travel_like(nam
     before, _ = federation.run(1)
     after, report = federation.run(1, state=before)
     messages, replies = federation.messages[-1]
-    ended, size = {}, federation.pool.size
+    ended = {}
     for number, reply in replies.items():
         down, up = decode(messages[number], Broadcast), decode(reply, *federation.strategy.aggregator.replies)
-        c = down.coefficients.copy()
-        if isinstance(up, Change):
-            c += up.values
-        else:
-            drawn = draw_directions(federation.pool.key, 1, number, 6, size, down.probabilities)
-            for j, scalar in zip(drawn[up.found], up.scalars[up.found], strict=True):
-                c[j] += np.float32(-down.lr * float(scalar))
-            assert (set(np.abs(up.scalars)) == {1}) == (wire == "sign")
+        c = moved(federation, number, down, up)
+        assert isinstance(up, Change) or (set(np.abs(up.scalars)) == {1}) == (wire == "sign")
         assert federation.clients[number].weights.c.tobytes() == c.tobytes()
         ended[federation.clients[number].examples] = c.astype(float)
     mean = sum(examples * c for examples, c in ended.items()) / sum(ended)

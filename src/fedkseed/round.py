@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import median
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from .errors import FedKSeedError
 from .local.client import Client
@@ -38,15 +38,7 @@ from .wire.codec import decode, encode, kind_of
 from .wire.delta import shorten
 from .wire.records import Change, History, Lack, Run, Subtotal, Upload
 
-
-class RoundState(Protocol):
-    """The part of a state that a round reads, whatever the strategy."""
-
-    @property
-    def round(self) -> int: ...  # number of rounds done
-
-
-State = TypeVar("State", bound=RoundState)
+State = TypeVar("State", bound=Any)  # a dataclass of `round`, the number of rounds done, and arrays
 
 # Sends each client its message and yields (client, its answer) as answers arrive.
 Transport: TypeAlias = Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]
@@ -96,10 +88,7 @@ def run_round(
 
 
 class Broadcasts(Generic[State]):
-    """The encoded broadcasts of a run's last states, each encoded once.
-
-    The same bytes go into the run's chain, to the clients, and into the difference that shortens the next broadcast.
-    """
+    """The encoded broadcasts of a run's last states, each encoded once: for its chain, for clients, for differences."""
 
     def __init__(self, server: ServerPart[State], most: int = 1) -> None:
         self.server, self.most = server, most
@@ -210,11 +199,7 @@ class Round(Generic[State]):
         return messages
 
     def add_(self, client: int, reply: bytes) -> None:
-        """Decode a client's answer, and add it to the sum.
-
-        Raises:
-            FedKSeedError: the answer can't be used; the round is as it was, and can go on without it.
-        """
+        """Decode a client's answer, and add it to the sum; if it is refused, the round is as it was and can go on."""
         if client not in self.sent:
             raise FedKSeedError(f"client {client} answered, but only {sorted(self.sent)} were asked")
         if client not in self.awaited:
@@ -245,11 +230,7 @@ class Round(Generic[State]):
         return Measured(clients, upload.loss, upload.skipped, scalar)
 
     def finish(self) -> tuple[State, Report]:
-        """The state after the round, and the round's report.
-
-        Raises:
-            FedKSeedError: no state can be made of the answers that have come.
-        """
+        """The state after the round, and the round's report."""
         after = self.strategy.aggregator.finish(self.accumulator)
         uploads = [self.measured[client] for client in sorted(self.measured)]  # float sums need one order
         losses = [upload.loss for upload in uploads if math.isfinite(upload.loss)]

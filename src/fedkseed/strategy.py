@@ -32,10 +32,6 @@ class Trust:
     agreement: bool = False  # whether clients count by how well they agree with the others: strategies/agreement.py
     most_examples: int | None = None  # largest weight of a client; 1: all count alike; None: what each claims
 
-    def weight(self, examples: int) -> int:
-        """The weight of a client that claims a number of examples."""
-        return examples if self.most_examples is None else min(examples, self.most_examples)
-
 
 @dataclass(frozen=True, slots=True)
 class Masking:
@@ -124,9 +120,9 @@ class ServerPart(Protocol[State]):
     @classmethod
     def make(cls, settings: Settings, **options: Any) -> "Strategy[Any]":
         """The whole strategy that a recipe describes; options are those of its row in the table of algorithms."""
+        ...
 
-    def init(self) -> State:
-        """The state before the first round."""
+    def init(self) -> State: ...  # the state before the first round
 
     def broadcast(self, state: State) -> Any:
         """The message that tells a client the whole model of a state, whatever the client has seen before."""
@@ -139,8 +135,7 @@ class Aggregator(Protocol[State]):
     """
 
     @property
-    def replies(self) -> tuple[type[Any], ...]:
-        """The kinds of record that clients may send."""
+    def replies(self) -> tuple[type[Any], ...]: ...  # the kinds of record that clients may send
 
     def start(self, state: State, sent: Mapping[int, Any], earlier_states: Mapping[int, State] = ...) -> Any:
         """The accumulator of a round to which nothing was added yet.
@@ -158,11 +153,8 @@ class Aggregator(Protocol[State]):
         """
 
     def finish(self, accumulator: Any) -> State:
-        """The state after the round.
-
-        Raises:
-            FedKSeedError: nothing was added, or no next state can be made of it.
-        """
+        """The state after the round; it is an error if nothing was added, or no state can be made of it."""
+        ...
 
 
 class ClientPart(Protocol):

@@ -8,14 +8,17 @@ import torch
 from transformers import AutoModelForCausalLM, FalconConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from fedkseed import FedKSeedError, KSeed, Pool, Run, hold
+from fedkseed import FedKSeedError, KSeed, Pool, Run, accumulate_, hold, project
 from fedkseed.data.batches import IGNORED, Batch
 from fedkseed.local.client import Client
 from fedkseed.local.derivatives import derivative_steps
 from fedkseed.local.optimizers import Optimizer
 from fedkseed.local.work import LocalWork
+from fedkseed.models.load import load_model
 from fedkseed.models.loss import batch_loss, checkpointed, graph_loss, output_loss, output_weights
 from fedkseed.strategy import Settings
+from fedkseed.weights import base as module
+from fedkseed.weights.lazy import densify
 from fedkseed.weights.modes import MODES
 from fedkseed.wire.int8 import compact
 
@@ -37,6 +40,25 @@ def coefficients() -> np.ndarray:
     return np.random.default_rng(0).normal(size=64) * 1e-3
 
 
+def held(mode: str = "auto", tuned: tuple[str, ...] = ("*",)):
+    """A tiny model, and the weights that it runs with."""
+    model = tiny_llama()
+    weights = hold(model, POOL, tuned, mode)
+    weights.load(coefficients())
+    return model, weights
+
+
+def random_model(config):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
+
+
+def with_checkpoints(model) -> torch.Tensor:
+    with checkpointed(model):
+        return graph_loss(model, batch())
+
+
 def by_pytorch(model, loss) -> np.ndarray:
     """Zᵀ∇L the slow way: autograd on a dense model, then inner products with every direction."""
     weights = hold(model, POOL, mode="materialized")
@@ -51,8 +73,6 @@ def by_pytorch(model, loss) -> np.ndarray:
         if g is not None:
             for j in range(64):
                 z = torch.zeros_like(g)
-                from fedkseed import accumulate_
-
                 accumulate_(z, POOL, [j], [1.0], tensor=entry.number)
                 slope[j] += float((z.double() * g.double()).sum())
     return slope
@@ -61,13 +81,8 @@ def by_pytorch(model, loss) -> np.ndarray:
 @every_mode
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
 def test_the_derivatives_of_every_architecture_are_autograds(config, mode):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model, again = random_model(config), random_model(config)
     expected = by_pytorch(model, lambda: graph_loss(model, batch()))
-    again = AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
-    again.load_state_dict(state)
     weights = hold(again, POOL, mode=mode)
     weights.load(coefficients())
     loss, slope = weights.gradient(lambda: graph_loss(again, batch()))
@@ -77,21 +92,14 @@ def test_the_derivatives_of_every_architecture_are_autograds(config, mode):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
 def test_checkpointing_changes_no_derivative_and_leaves_the_model_as_it_was(config):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
+    model = random_model(config)
     weights = hold(model, POOL)
     weights.load(coefficients())
     _, expected = weights.gradient(lambda: graph_loss(model, batch()))
     calls: list[bool] = []
     layer = next(m for m in model.modules() if isinstance(m, GradientCheckpointingLayer))
     next(layer.children()).register_forward_hook(lambda *_: calls.append(True))
-
-    def loss():
-        with checkpointed(model):
-            return graph_loss(model, batch())
-
-    _, slope = weights.gradient(loss)
+    _, slope = weights.gradient(lambda: with_checkpoints(model))
     assert len(calls) == 2
     np.testing.assert_allclose(slope, expected, atol=1e-6 * np.abs(expected).max())
     assert not any(module.training for module in model.modules())
@@ -100,9 +108,7 @@ def test_checkpointing_changes_no_derivative_and_leaves_the_model_as_it_was(conf
 
 @every_mode
 def test_a_two_point_estimate_is_one_of_the_derivatives(mode):
-    model = tiny_llama()
-    weights = hold(model, POOL, mode=mode)
-    weights.load(coefficients())
+    model, weights = held(mode)
     _, slope = weights.gradient(lambda: graph_loss(model, batch()))
     for j in (0, 17, 63):
         above, below = weights.both(j, 1e-3, lambda: batch_loss(model, batch()))
@@ -111,9 +117,7 @@ def test_a_two_point_estimate_is_one_of_the_derivatives(mode):
 
 @every_mode
 def test_the_output_layers_derivatives_need_no_graph_below_it(mode):
-    model = tiny_llama()
-    weights = hold(model, POOL, ["lm_head*"], mode)
-    weights.load(coefficients())
+    model, weights = held(mode, ("lm_head*",))
     seen = []
     hooks = [
         layer.register_forward_hook(lambda *args: seen.append(args[2][0].requires_grad)) for layer in model.model.layers
@@ -131,17 +135,13 @@ def test_the_output_layers_derivatives_need_no_graph_below_it(mode):
         d = model.lm_head(h).softmax(-1)
         d[torch.arange(len(y)), y] -= 1
         g = (d.T @ h / len(y)).contiguous()
-    from fedkseed import project
-
     expected = project(g, POOL, tensor=weights.layout.tuned[0].number)
     np.testing.assert_allclose(slope, expected, atol=1e-5 * np.abs(expected).max())
 
 
 @every_mode
 def test_nothing_is_left_behind(mode):
-    model = tiny_llama()
-    weights = hold(model, POOL, mode=mode)
-    weights.load(coefficients())
+    model, weights = held(mode)
     before = weights.digest()
     weights.gradient(lambda: graph_loss(model, batch()))
     assert weights.digest() == before
@@ -154,8 +154,6 @@ def test_gradients_are_let_go_of_tensor_by_tensor(monkeypatch):
     model = tiny_llama()
     weights = hold(model, POOL, mode="materialized")
     held: list[int] = []
-    from fedkseed.weights import base as module
-
     project = module.project_pieces
 
     def watched(pieces, pool):
@@ -170,9 +168,6 @@ def test_gradients_are_let_go_of_tensor_by_tensor(monkeypatch):
 
 @pytest.mark.parametrize("storage", ["Q8_0", "Q4_0"])
 def test_a_quantised_model_has_the_derivatives_of_its_dense_twin(storage, model_folder):
-    from fedkseed.models.load import load_model
-    from fedkseed.weights.lazy import densify
-
     slopes = []
     for dense in (False, True):
         model = load_model(str(model_folder), storage=storage)
@@ -200,13 +195,9 @@ def test_steps_lower_the_loss_and_say_how_far_they_went():
 def test_a_step_whose_loss_is_not_finite_moves_nothing():
     model = tiny_llama()
     weights = hold(model, POOL)
+    broken = [float("inf"), float("nan")]
     moved = derivative_steps(
-        weights,
-        lambda infinite: graph_loss(model, batch()) * (float("inf") if infinite else float("nan")),
-        iter([True, False]),
-        steps=2,
-        lr=1.0,
-        optimizer=Optimizer(),
+        weights, lambda factor: graph_loss(model, batch()) * factor, broken, steps=2, lr=1.0, optimizer=Optimizer()
     )
     assert moved.skipped == 2
     assert not moved.change.any()
@@ -226,12 +217,7 @@ def test_a_layer_that_drops_out_by_itself_does_not_while_it_is_checkpointed():
     model = AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
     weights = hold(model, POOL)
     expected, slope = weights.gradient(lambda: graph_loss(model, batch()))
-
-    def loss():
-        with checkpointed(model):
-            return graph_loss(model, batch())
-
-    found, other = weights.gradient(loss)
+    found, other = weights.gradient(lambda: with_checkpoints(model))
     assert found == expected
     np.testing.assert_allclose(other, slope, atol=1e-6 * np.abs(slope).max())
 

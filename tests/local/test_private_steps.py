@@ -10,19 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedkseed import FedKSeedError, Pool, Simulation, hold
+from fedkseed import FedKSeedError, Pool, hold
 from fedkseed.data.batches import IGNORED, Batch, collate, private_batches
 from fedkseed.local.derivatives import derivative_steps
 from fedkseed.local.optimizers import Optimizer
 from fedkseed.local.private_steps import FINE, Private, sensitivity
 from fedkseed.local.zeroth_order import zeroth_order_steps
 from fedkseed.models.loss import batch_loss, graph_loss
-from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import run_round
 from fedkseed.wire.codec import decode, encode
 from fedkseed.wire.records import Change, Upload
 
-from ..conftest import recipe_text, tiny_llama
+from ..conftest import tiny_llama
 
 SECRET = bytes(range(32))
 SILENT = Private(1e-9, 1.0, SECRET)  # σ = 1 in units of a grid of a thousandth and less
@@ -40,6 +39,11 @@ def single(seed: int, tokens: int = 12) -> Batch:
     labels = found.clone()
     labels[:, :5] = IGNORED
     return Batch(found, torch.ones_like(found), labels)
+
+
+def watched(mean, seen: list):
+    """`mean` of a step's rows, which are kept in `seen`."""
+    return lambda step, rows: (seen.append(rows), mean(step, rows))[1]
 
 
 @settings(deadline=None)
@@ -81,13 +85,8 @@ def test_the_same_numbers_have_the_same_noise_and_all_others_have_other_noise():
     again, other = Private(1.0, 1.0, SECRET), Private(1.0, 1.0, bytes(32))
     first = private.mean(1, 2, rows)
     assert np.array_equal(again.mean(1, 2, rows), first)
-    changed = [
-        other.mean(1, 2, rows),
-        private.mean(0, 2, rows),
-        private.mean(1, 3, rows),
-        private.mean(1, 2, 1.1 * rows),
-    ]
-    for found in changed:
+    changed = private.mean(0, 2, rows), private.mean(1, 3, rows), private.mean(1, 2, 1.1 * rows)
+    for found in (other.mean(1, 2, rows), *changed):
         # The rows differ by 0.001 at most and the noise by some 0.5: few numbers can be near each other by chance.
         assert (np.abs(found - first) > 0.02).mean() > 0.8
 
@@ -112,14 +111,9 @@ def test_derivative_steps_are_those_of_the_mean_of_cut_gradients(mode):
     weights.load(np.zeros(64))
     private = Private(1e-9, 20.0, SECRET)
     moved = derivative_steps(
-        weights,
-        lambda one: graph_loss(model, one),
-        iter(batches),
-        steps=3,
-        lr=1e-4,
-        optimizer=Optimizer(),
-        noised=partial(private.mean, 0),
-    )
+        weights, partial(graph_loss, model), iter(batches),
+        steps=3, lr=1e-4, optimizer=Optimizer(), noised=partial(private.mean, 0),
+    )  # fmt: skip
     most = 3 * 1e-4 * private.grid(64) * 6  # three steps, and per step noise of a unit and rounding, over two examples
     np.testing.assert_allclose(moved.change, c, atol=most, rtol=1e-4)
     assert np.abs(c).max() > 20 * most
@@ -135,11 +129,7 @@ def test_forward_only_steps_are_those_of_the_mean_of_cut_rows(family, mode):
     weights = hold(model, Pool(1, 64, family), mode=mode)
     directions = np.arange(6, dtype=np.uint32)
     private, taken = Private(1e-9, 5.0, SECRET), []
-
-    def noised(step: int, rows: np.ndarray) -> np.ndarray:
-        taken.append(rows)
-        return private.mean(0, step, rows)
-
+    noised = watched(partial(private.mean, 0), taken)
     found = zeroth_order_steps(
         weights, partial(batch_loss, model), iter(batches), directions, probes=3, lr=1e-4, eps=1e-3, noised=noised
     )
@@ -161,19 +151,15 @@ def test_a_row_does_not_depend_on_the_other_examples_of_its_batch():
     for family in ("hadamard", "separable"):
         found = []
         for other in (single(1), single(2, 40)):
-            weights, rows = hold(model, Pool(1, 64, family)), []
-
-            def noised(step: int, given: np.ndarray, rows: list = rows) -> np.ndarray:
-                rows.append(given[0])
-                return np.zeros(given.shape[1])
-
+            weights, seen = hold(model, Pool(1, 64, family)), []
+            noised = watched(lambda step, rows: np.zeros(rows.shape[1]), seen)
             directions = np.arange(2, dtype=np.uint32)
             loss, batch = partial(batch_loss, model), [single(0), other]
             zeroth_order_steps(weights, loss, [batch], directions, probes=2, lr=1e-4, eps=1e-3, noised=noised)
             derivative_steps(
                 weights, partial(graph_loss, model), [batch], steps=1, lr=1.0, optimizer=Optimizer(), noised=noised
             )
-            found.append(rows)
+            found.append([rows[0] for rows in seen])
             weights.restore()
         for first, second in zip(*found, strict=True):
             assert np.array_equal(first, second)
@@ -183,11 +169,8 @@ def test_an_example_whose_loss_is_not_finite_adds_zeros_and_skips_nothing():
     model = tiny_llama()
     weights, batch = hold(model, Pool(1, 64, "hadamard")), [single(0), single(1)]
     broken = {id(batch[1])}
-    found = []
-
-    def noised(step: int, rows: np.ndarray) -> np.ndarray:
-        found.append(SILENT.coded(rows))
-        return SILENT.mean(0, step, rows)
+    seen = []
+    noised = watched(partial(SILENT.mean, 0), seen)
 
     def loss(one: Batch) -> float:
         return math.inf if id(one) in broken else batch_loss(model, one)
@@ -195,16 +178,11 @@ def test_an_example_whose_loss_is_not_finite_adds_zeros_and_skips_nothing():
     directions = np.arange(2, dtype=np.uint32)
     steps = zeroth_order_steps(weights, loss, [batch], directions, probes=2, lr=1e-4, eps=1e-3, noised=noised)
     moved = derivative_steps(
-        weights,
-        lambda one: graph_loss(model, one) * (math.nan if id(one) in broken else 1),
-        [batch],
-        steps=1,
-        lr=1e-4,
-        optimizer=Optimizer(),
-        noised=noised,
-    )
+        weights, lambda one: graph_loss(model, one) * (math.nan if id(one) in broken else 1), [batch],
+        steps=1, lr=1e-4, optimizer=Optimizer(), noised=noised,
+    )  # fmt: skip
     assert (steps.skipped, moved.skipped) == (0, 0)
-    for codes in found:
+    for codes in map(SILENT.coded, seen):
         assert codes[0].any()
         assert not codes[1].any()
 
@@ -222,28 +200,8 @@ def test_an_example_is_in_a_batch_once_and_in_a_round_as_often_as_stated(count, 
 
 
 @pytest.fixture
-def encoded(model_folder, data_file, tmp_path):
-    path = tmp_path / "whole.toml"
-    path.write_text(recipe_text(model_folder, data_file))
-    simulation = Simulation(load_recipe(path))
-    simulation.close()
-    return [one for share in simulation.shares.clients for one in share]
-
-
-@pytest.fixture
-def simulation(tmp_path, model_folder, data_file):
-    """A function from a recipe's lines to a simulation of four clients, all of them in each round."""
-    open_ones = []
-
-    def make(extra: str = EXAMPLE, secret: bytes = SECRET, **changes: str) -> Simulation:
-        path = tmp_path / f"{len(open_ones)}.toml"
-        path.write_text(recipe_text(model_folder, data_file, **{"cohort": "cohort = 4"} | changes) + extra)
-        open_ones.append(Simulation(load_recipe(path), secret=secret))
-        return open_ones[-1]
-
-    yield make
-    for one in open_ones:
-        one.close()
+def encoded(simulation):
+    return [one for share in simulation("").shares.clients for one in share]
 
 
 KINDS = ["fedkseed", "fedkseed-pro", "fedkseed-plus", "fedkseed-backprop"]
@@ -251,7 +209,7 @@ KINDS = ["fedkseed", "fedkseed-pro", "fedkseed-plus", "fedkseed-backprop"]
 
 @pytest.mark.parametrize("algorithm", KINDS)
 def test_an_upload_says_neither_loss_nor_count_and_is_the_same_again(simulation, algorithm):
-    one = simulation(algorithm=f'algorithm = "{algorithm}"')
+    one = simulation(EXAMPLE, algorithm=f'algorithm = "{algorithm}"')
     strategy = one.strategy
     message = encode(strategy.server.broadcast(strategy.server.init()))
     data, _ = one.answer(message, 0)
@@ -260,7 +218,7 @@ def test_an_upload_says_neither_loss_nor_count_and_is_the_same_again(simulation,
     assert (upload.examples, upload.skipped) == (1, 0)
     assert len(one.shares.clients[0]) > 1
     assert one.answer(message, 0)[0] == data
-    other = simulation(secret=bytes(32), algorithm=f'algorithm = "{algorithm}"')
+    other = simulation(EXAMPLE, bytes(32), algorithm=f'algorithm = "{algorithm}"')
     assert other.answer(message, 0)[0] != data
 
 

@@ -1,7 +1,7 @@
 """Evidence about clients, by synthetic gradients: a part that all honest clients have in common, and noise of each."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import permutations, product
 
 import numpy as np
@@ -16,6 +16,8 @@ from fedkseed.strategies.sums import Contribution
 from fedkseed.strategy import Settings, Strategy, Trust
 from fedkseed.wire.numbers import GRID
 from fedkseed.wire.records import Upload
+
+from ..test_round import same
 
 K, DRAWN, UNIT = 256, 40, 1e6
 RUN = Run(Pool(1, 64, "hadamard"), bytes(32))
@@ -65,13 +67,6 @@ def weights(reports: Sequence[Reports], rounds: int) -> list[list[int]]:
         of, state = weighed(state, made, 0.2)
         found.append(of)
     return found
-
-
-def same(a: object, b: object) -> bool:
-    return all(
-        np.array_equal(x := getattr(a, f.name), y := getattr(b, f.name)) and np.asarray(x).dtype == np.asarray(y).dtype
-        for f in fields(a)
-    )
 
 
 def test_evidence_of_another_version_is_refused():

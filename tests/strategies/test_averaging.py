@@ -30,10 +30,7 @@ def change(client: int, values: list[float], examples: int = 1, **changes) -> Ch
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        (
-            {"steps_of": "sgdd"},
-            "no kind of local steps is called 'sgdd'; choose one of sgd, adam, one point",
-        ),
+        ({"steps_of": "sgdd"}, "no kind of local steps is called 'sgdd'; choose one of sgd, adam, one point"),
         ({"uplink": "scalar"}, "no uplink is called 'scalar'; choose one of weights, scalars"),
         ({"steps_of": "sgd", "uplink": "scalars"}, "no uplink is called 'scalars'; choose one of weights"),
     ],

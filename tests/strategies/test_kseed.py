@@ -125,23 +125,19 @@ def test_a_schedule_works_because_coefficients_hold_steps():
     np.testing.assert_allclose(late.coefficients, sums((drawn(0)[0], -2), (drawn(0, 5)[0], -1)))
 
 
-def test_importance_is_the_softmax_of_the_min_max_normalised_mean_magnitude():
-    state = State(1, np.zeros(4), np.array([2.0, 12.0, 4.0, 9.0]), np.array([2, 2, 1, 3]))  # means 1, 6, 4, 3
-    weights = np.exp([0, 1, 0.6, 0.4])
-    np.testing.assert_allclose(importance(state), weights / weights.sum())
-
-
-def test_a_direction_never_drawn_counts_as_average():
-    state = State(1, np.zeros(4), np.array([1.0, 0.0, 6.0, 2.0]), np.array([1, 0, 2, 1]))  # means 1, –, 3, 2
-    weights = np.exp([0, 0.5, 1, 0.5])
-    np.testing.assert_allclose(importance(state), weights / weights.sum())
-
-
-def test_importance_is_uniform_before_anything_is_known_and_when_all_is_equal():
-    nothing = strategy().server.init()
-    np.testing.assert_array_equal(importance(nothing), np.full(4, 0.25))
-    equal = State(1, np.zeros(4), np.full(4, 2.0), np.ones(4, np.int64))
-    np.testing.assert_array_equal(importance(equal), np.full(4, 0.25))
+@pytest.mark.parametrize(
+    ("magnitudes", "counts", "scaled"),
+    [
+        ([2, 12, 4, 9], [2, 2, 1, 3], [0, 1, 0.6, 0.4]),  # means 1, 6, 4, 3
+        ([1, 0, 6, 2], [1, 0, 2, 1], [0, 0.5, 1, 0.5]),  # means 1, –, 3, 2: one that was never drawn is average
+        ([0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]),  # nothing is known
+        ([2, 2, 2, 2], [1, 1, 1, 1], [0, 0, 0, 0]),
+    ],
+)
+def test_importance_is_the_softmax_of_the_min_max_normalised_mean_magnitude(magnitudes, counts, scaled):
+    weights = np.exp(scaled)
+    state = State(1, np.zeros(4), np.array(magnitudes), np.array(counts))
+    np.testing.assert_allclose(importance(state), weights / weights.sum(), rtol=1e-15)
 
 
 def test_only_pro_sends_probabilities():
@@ -159,7 +155,7 @@ def test_only_pro_sends_probabilities():
         ([upload(2, [math.nan, 101.0])], "scalar gradient of 101, at most 100 is allowed"),
         ([upload(2, [1.0] * 4)], "reports 4 scalars, 3 were asked for"),
         ([upload(2, [1.0], scalars=np.ones(2, np.float32))], "reports 2 scalars, 3 were asked for"),
-        ([upload(2, [1.0], wire="compact")], "sends scalars 'compact', here they travel 'exact'; use the same recipe"),
+        ([upload(2, [1.0], wire="compact")], "sends scalars 'compact', not 'exact'; use the same recipe"),
         ([upload(2, [1.0], run=Run(Pool(2, 4, "hadamard"), bytes(32)))], "same recipe"),
         (
             [upload(2, [1.0], run=Run(RUN.pool, b"x" * 32))],
@@ -202,17 +198,8 @@ def test_an_upload_that_is_not_sound_cannot_be_made(changes, message):
     ],
 )
 def test_a_broadcast_that_is_not_sound_cannot_be_made(changes, message):
-    sound = {
-        "run": RUN,
-        "round": 0,
-        "lr": 1.0,
-        "eps": 1.0,
-        "steps": 1,
-        "clip": 1.0,
-        "coefficients": np.zeros(4, np.float32),
-    }
     with pytest.raises(FedKSeedError, match=message):
-        Broadcast(**{**sound, **changes})
+        replace(Broadcast(RUN, 0, 1.0, 1.0, 1, 1.0, np.zeros(4, np.float32)), **changes)
 
 
 def test_scalars_that_would_overflow_the_broadcast_are_refused():
@@ -221,15 +208,16 @@ def test_scalars_that_would_overflow_the_broadcast_are_refused():
         strategy(clip=math.inf, lr=1e34).aggregate(strategy().server.init(), uploads)
 
 
-@pytest.mark.parametrize("name", ["rounds", "steps", "probes"])
-def test_counts_below_one_are_refused(name):
-    with pytest.raises(FedKSeedError, match=f"{name} must be at least 1, got 0"):
-        strategy(**{name: 0})
-
-
-def test_an_unknown_schedule_is_refused():
-    with pytest.raises(FedKSeedError, match="no schedule is called 'step'"):
-        strategy(schedule="step")
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        *(({name: 0}, f"{name} must be at least 1, got 0") for name in ("rounds", "steps", "probes")),
+        ({"schedule": "step"}, "no schedule is called 'step'"),
+    ],
+)
+def test_counts_below_one_and_unknown_schedules_are_refused(changes, match):
+    with pytest.raises(FedKSeedError, match=match):
+        strategy(**changes)
 
 
 SERVER = """

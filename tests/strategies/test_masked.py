@@ -9,33 +9,13 @@ import pytest
 from fedkseed import FedKSeedError, Pool, Run, Simulation, decode, encode
 from fedkseed.local.work import LocalWork
 from fedkseed.randomness import EVERYONE, draw_directions
-from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import Round, run_round
 from fedkseed.strategies.kseed import KSeed
 from fedkseed.strategies.masked import masked, simulated_key
-from fedkseed.strategy import Masking, Settings, Strategy
+from fedkseed.strategy import Masking, Settings
 from fedkseed.wire.records import Masked, Secured, Shares, Survivors
 
-from ..conftest import recipe_text
-
 MASKS = "[secure]\nnorm = 0.1\n"
-ALL = "cohort = 4"
-
-
-@pytest.fixture
-def simulation(tmp_path, model_folder, data_file):
-    """A function from a recipe's lines to a simulation of four clients, all of them in each round."""
-    open_ones = []
-
-    def make(extra: str = MASKS, **changes: str) -> Simulation:
-        path = tmp_path / f"{len(open_ones)}.toml"
-        path.write_text(recipe_text(model_folder, data_file, **{"cohort": ALL} | changes) + extra)
-        open_ones.append(Simulation(load_recipe(path)))
-        return open_ones[-1]
-
-    yield make
-    for one in open_ones:
-        one.close()
 
 
 def clear(simulation: Simulation, state, there):
@@ -48,13 +28,10 @@ def clear(simulation: Simulation, state, there):
         change = strategy.client.change(strategy.client.inner.train(message, client))
         total = total + grid.coded(change, state.round, number)
     mean = grid.change(total, state.round) / len(there)
-    return strategy.server.stepped(state, -(spread(strategy, state, mean) if strategy.settings.shared else mean))
-
-
-def spread(strategy: Strategy, state, along):
-    mean, pool = np.zeros(strategy.run.pool.size), strategy.run.pool
-    np.add.at(mean, draw_directions(pool.key, state.round, EVERYONE, along.size, pool.size, None), along)
-    return mean
+    if strategy.settings.shared:
+        along, mean, pool = mean, np.zeros(strategy.run.pool.size), strategy.run.pool
+        np.add.at(mean, draw_directions(pool.key, state.round, EVERYONE, along.size, pool.size, None), along)
+    return strategy.server.stepped(state, -mean)
 
 
 def carried(simulation: Simulation, gone=(), silent=(), seen=None):
@@ -82,7 +59,7 @@ def carried(simulation: Simulation, gone=(), silent=(), seen=None):
     ids=["scalars", "shared", "derivatives", "output"],
 )
 def test_masked_rounds_have_the_states_of_clear_integer_sums(simulation, options):
-    own = simulation(**options)
+    own = simulation(MASKS, **options)
     state = own.strategy.server.init()
     for _ in range(2):
         expected = clear(own, state, range(4))
@@ -94,7 +71,7 @@ def test_masked_rounds_have_the_states_of_clear_integer_sums(simulation, options
 
 def test_a_client_that_leaves_before_or_between_the_legs_changes_nothing_for_the_others(simulation):
     for gone, silent in [((2,), ()), ((), (3,))]:
-        own = simulation()
+        own = simulation(MASKS)
         start = own.strategy.server.init()
         there = [client for client in range(4) if client not in gone]
         state, _ = run_round(own.strategy, start, range(4), carried(own, gone, silent))
@@ -103,13 +80,13 @@ def test_a_client_that_leaves_before_or_between_the_legs_changes_nothing_for_the
         ((1, 2), (), "2 of 4 masked uploads have come, a sum is made from 3 on"),
         ((), (1, 2), "gave shares of client 0's masks, 3 are needed; nothing of the round"),
     ]:
-        own = simulation()
+        own = simulation(MASKS)
         with pytest.raises(FedKSeedError, match=reason):
             run_round(own.strategy, own.strategy.server.init(), range(4), carried(own, gone, silent))
 
 
 def test_what_the_server_sees_is_masked_numbers_and_bytes_counted_are_bytes_encoded(simulation):
-    own, seen = simulation(), []
+    own, seen = simulation(MASKS), []
     state = own.strategy.server.init()
     _, report = run_round(own.strategy, state, range(4), carried(own, seen=seen))
     kinds = [type(decode(reply, Masked, Shares)) for _, _, reply in seen]
@@ -122,7 +99,7 @@ def test_what_the_server_sees_is_masked_numbers_and_bytes_counted_are_bytes_enco
 
 
 def test_processes_side_by_side_give_the_same_states(simulation):
-    one, two = simulation(), simulation(count="count = 4\nat_once = 2\nthreads = 1")
+    one, two = simulation(MASKS), simulation(MASKS, count="count = 4\nat_once = 2\nthreads = 1")
     states = []
     for own in (one, two):
         state = own.strategy.server.init()
@@ -133,7 +110,7 @@ def test_processes_side_by_side_give_the_same_states(simulation):
 
 
 def test_a_wrong_share_spoils_the_round_and_not_the_state(simulation):
-    own = simulation()
+    own = simulation(MASKS)
 
     def transport(messages):
         for client, reply in own.transport(messages):
@@ -181,7 +158,7 @@ def test_settings_that_masks_do_not_go_with_are_refused(simulation, extra, chang
 
 
 def test_a_client_without_a_key_and_a_message_of_another_round_are_refused(simulation):
-    own = simulation()
+    own = simulation(MASKS)
     state = own.strategy.server.init()
     message = decode(Round.begin(own.strategy, state, range(4)).whole[0], Secured)
     with pytest.raises(FedKSeedError, match="client 1 has no key for masks"):
@@ -214,7 +191,7 @@ def test_shared_directions_without_masks_align_the_scalars_of_a_round(simulation
 
 
 def test_the_adapter_of_a_masked_run_is_that_of_its_last_state(simulation, tmp_path):
-    own = simulation()
+    own = simulation(MASKS)
     state = own.strategy.server.init()
     with closing(own):
         state, _ = own.round(state)

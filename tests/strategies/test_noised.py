@@ -6,32 +6,12 @@ import numpy as np
 import pytest
 
 from fedkseed import Simulation, decode
-from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import run_round
 from fedkseed.wire.records import Change
 
-from ..conftest import recipe_text
-
-ALL = "cohort = 4"
 CENTRAL = "[privacy]\nepsilon = 8.0\nnorm = 0.1\n"
 MASKED = "[privacy]\nepsilon = 8.0\n[secure]\nnorm = 0.1\n"
 SECRET = bytes(range(32))
-
-
-@pytest.fixture
-def simulation(tmp_path, model_folder, data_file):
-    """A function from a recipe's lines to a simulation of four clients, all of them in each round."""
-    open_ones = []
-
-    def make(extra: str, secret: bytes = SECRET, **changes: str) -> Simulation:
-        path = tmp_path / f"{len(open_ones)}.toml"
-        path.write_text(recipe_text(model_folder, data_file, **{"cohort": ALL} | changes) + extra)
-        open_ones.append(Simulation(load_recipe(path), secret=secret))
-        return open_ones[-1]
-
-    yield make
-    for one in open_ones:
-        one.close()
 
 
 def after(simulation: Simulation):

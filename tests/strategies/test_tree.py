@@ -18,6 +18,8 @@ from fedkseed.strategies.tree import ShardAggregator, tree
 from fedkseed.strategy import Settings, Strategy, Trust
 from fedkseed.wire import Broadcast, Run, Subtotal, decode, encode
 
+from ..test_round import same
+
 RUN = Run(Pool(1, 16, "hadamard"), bytes(32))
 CLIENTS = 12
 
@@ -50,10 +52,6 @@ def members(of: np.ndarray, shard: int) -> list[int]:
     return np.flatnonzero(of == shard).tolist()
 
 
-def same(one: State, other: State) -> bool:
-    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in one.__slots__)
-
-
 @given(st.integers(0, 2**32), st.integers(1, 5), st.sampled_from(["exact", "compact", "sign"]), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_any_shards_of_the_clients_give_the_state_of_one_server(seed, shards, wire, pro):
@@ -82,17 +80,11 @@ def test_a_subtotal_has_20_bytes_a_direction_and_4_a_client():
     assert sizes == [56 + 20 + 16 * 20 + 4 + 4 * count for count in (0, 1, 5)]
 
 
-def part(**changes) -> Subtotal:
-    """The subtotal of clients 2 and 5, with other values."""
+def part(of: tuple[int, ...] = (2, 5), **changes) -> Subtotal:
+    """The subtotal of some clients, with other values."""
     inner = server()
-    some = [inner.client.example(0, client, 3, False, np.random.default_rng(client)) for client in (2, 5)]
+    some = [inner.client.example(0, client, 3, False, np.random.default_rng(client)) for client in of]
     return replace(subtotal(inner, inner.server.broadcast(inner.server.init()), 1, some), **changes)
-
-
-def nothing() -> Subtotal:
-    """The subtotal of a shard none of whose clients was drawn."""
-    inner = server()
-    return subtotal(inner, inner.server.broadcast(inner.server.init()), 1, [])
 
 
 def row(value: int, dtype: Any = np.int64) -> np.ndarray:
@@ -113,7 +105,7 @@ def row(value: int, dtype: Any = np.int64) -> np.ndarray:
         ([part(values=row(-(2**63)))], "a sum beyond what its clients may report along one direction"),
         ([part(counts=row(7, np.uint32))], "more than the 3 scalars of each of its 2 clients"),
         ([part(sizes=row(6 * 101 << 16))], "scalars above what a client may report, 100"),
-        ([nothing()], "no client of any shard is in the sums of round 1"),
+        ([part(())], "no client of any shard is in the sums of round 1"),
     ],
 )
 def test_what_clients_of_a_shard_could_not_have_sent_is_refused(parts, message):
@@ -124,23 +116,24 @@ def test_what_clients_of_a_shard_could_not_have_sent_is_refused(parts, message):
     assert same(before, inner.server.init())
 
 
-def test_sums_of_scalars_alone_are_no_larger_than_their_sizes():
-    """A shard whose clients send a few scalars each can't move all directions at once."""
-    inner = server(derivatives=None)
+@pytest.mark.parametrize(
+    ("changes", "wrong", "message"),
+    [  # a shard whose clients send a few scalars each can't move all directions at once
+        ({}, lambda good: {"values": good.values + (1 << 16)}, "a sum beyond what its clients may report along one"),
+        (
+            {"wire": "sign", "clip": 0.5},
+            lambda good: {"sizes": 2 * good.sizes},
+            "scalars above what a client may report",
+        ),
+    ],
+)
+def test_sums_of_scalars_alone_are_no_larger_than_their_sizes_and_signs_have_a_size_of_one(changes, wrong, message):
+    inner = server(derivatives=None, **changes)
     one = inner.client.example(0, 2, 3, False, np.random.default_rng(2))
     good = subtotal(inner, inner.server.broadcast(inner.server.init()), 1, [one])
     assert rooted(inner).aggregate(inner.server.init(), [good]).round == 1
-    with pytest.raises(FedKSeedError, match="a sum beyond what its clients may report along one direction"):
-        rooted(inner).aggregate(inner.server.init(), [replace(good, values=good.values + (1 << 16))])
-
-
-def test_signs_have_a_size_of_one_whatever_the_clip():
-    inner = server(wire="sign", derivatives=None, clip=0.5)
-    one = inner.client.example(0, 2, 3, False, np.random.default_rng(2))
-    good = subtotal(inner, inner.server.broadcast(inner.server.init()), 1, [one])
-    assert rooted(inner).aggregate(inner.server.init(), [good]).round == 1
-    with pytest.raises(FedKSeedError, match="scalars above what a client may report"):
-        rooted(inner).aggregate(inner.server.init(), [replace(good, sizes=2 * good.sizes)])
+    with pytest.raises(FedKSeedError, match=message):
+        rooted(inner).aggregate(inner.server.init(), [replace(good, **wrong(good))])
 
 
 def test_any_number_of_skipped_steps_can_be_added_up():

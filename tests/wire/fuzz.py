@@ -38,36 +38,11 @@ from fedkseed.local.work import LocalWork
 from fedkseed.strategies.kseed import KSeed, State
 from fedkseed.strategies.tree import tree
 from fedkseed.strategy import Settings
-from fedkseed.wire.codec import (
-    HEADER,
-    KINDS,
-    MAGIC,
-    TRAILER,
-    VERSION,
-    Head,
-    Record,
-    decode,
-    encode,
-    header_size,
-    sealed,
-)
+from fedkseed.wire import KINDS, Broadcast, Change, Delta, History, Lack, Run, Subtotal, Upload, Values
+from fedkseed.wire.codec import HEADER, MAGIC, TRAILER, VERSION, Head, Record, decode, encode, header_size, sealed
 from fedkseed.wire.delta import restore, shorten
 from fedkseed.wire.int8 import compact, pack, packed_size
-from fedkseed.wire.records import (
-    Broadcast,
-    Change,
-    Delta,
-    History,
-    Lack,
-    Masked,
-    Run,
-    Secured,
-    Shares,
-    Subtotal,
-    Survivors,
-    Upload,
-    Values,
-)  # fmt: skip
+from fedkseed.wire.records import Masked, Secured, Shares, Survivors
 
 from ..weights import fuzz_basis
 

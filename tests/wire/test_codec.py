@@ -24,7 +24,7 @@ from fedkseed.wire.records import MAX_BROADCAST, MAX_SCALARS, Change, History, L
 from tests.wire.fuzz import BASE, specimens
 
 from . import vectors as made_anew
-from .vectors import PATH, real, record_of
+from .vectors import PATH, fields_of, real, record_of
 
 RNG = np.random.default_rng(0)
 SMALL = Run(Pool(5, 256), bytes(range(32)))
@@ -51,10 +51,7 @@ def make(size: int, count: int, family: str, pro: bool, wire: str) -> tuple[Broa
 
 
 def same(a, b) -> bool:
-    def equal(x, y) -> bool:
-        return np.array_equal(x, y, equal_nan=x.dtype.kind == "f") if isinstance(x, np.ndarray) else x == y or x != x
-
-    return all(equal(getattr(a, name), getattr(b, name)) for name in a.__slots__)
+    return fields_of(a) == fields_of(b)
 
 
 @pytest.mark.parametrize("wire", WIRES)

@@ -97,7 +97,7 @@ def deflated(data: bytes) -> bytes:
     ("difference", "match"),
     [
         (b"\xff" * 99, "can't be inflated"),
-        (b"", "must have the 4252 bytes of the message kept, and nothing after it"),
+        (b"", "must have the 4252 bytes of the message kept, and no more"),
         (GOOD[:-3], "must have the 4252 bytes"),
         (GOOD + b"\0", "must have the 4252 bytes"),
         (deflated(bytes(SIZE - 1)), "must have the 4252 bytes"),
@@ -111,7 +111,6 @@ def test_a_difference_that_is_broken_is_refused(difference, match):
 
 
 def test_a_difference_that_inflates_to_a_gigabyte_needs_no_more_memory_than_the_message():
-
     bomb = broken(deflated(bytes(1 << 30)))  # a megabyte
     tracemalloc.start()
     try:

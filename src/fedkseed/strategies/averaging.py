@@ -75,11 +75,7 @@ class Averaging:
         return KeptUploads(state, Arrivals.of(self.settings.run, state, sent))
 
     def add_(self, accumulator: KeptUploads, upload: Upload | Change) -> None:
-        """Keep an upload: floating-point numbers are added up in one order, when all have come.
-
-        Raises:
-            FedKSeedError: it is of another round or run, of another size, or came twice.
-        """
+        """Keep an upload: floating-point numbers are added up in one order, when all have come."""
         accumulator.arrivals.require(upload)
         if isinstance(upload, Upload):
             require_scalars(upload, self.settings.local.scalars, self.settings.local.clip)
@@ -91,12 +87,15 @@ class Averaging:
         """The state after averaging: of weights, w = Σ_i (n_i / n) w_i, n_i the examples of client i.
 
         Of scalars, w ← w − η Σ_i (n_i / n) Σ ρ z_j / P.
-
-        Raises:
-            FedKSeedError: there is no upload, or a weight overflows.
         """
         uploads, state = accumulator.in_order(), accumulator.state
-        values = self._moved(state, uploads) if self.uplink == "scalars" else _mean(uploads)
+        if self.uplink == "scalars":
+            values = self._moved(state, uploads)
+        else:
+            values, part = np.zeros_like(state.values), np.empty_like(state.values)
+            examples = sum(upload.examples for upload in uploads)
+            for upload in uploads:
+                values += np.multiply(upload.values, np.float32(upload.examples / examples), out=part)
         require_sendable(state.round, values)
         return AveragingState(state.round + 1, values)
 
@@ -117,31 +116,15 @@ class Averaging:
         return values.numpy()
 
     def change(self, state: AveragingState, upload: Change) -> NDArray[np.float64]:
-        """The change of the weights that an upload stands for, shape (d,).
-
-        Raises:
-            FedKSeedError: it has another number of weights than the model.
-        """
+        """The change of the weights that an upload stands for, shape (d,)."""
         require_size(upload, state.values.size)
         return upload.values.astype(np.float64) - state.values
 
     def stepped(self, state: AveragingState, gradient: NDArray[np.float64]) -> AveragingState:
-        """The state after w ← w − gradient.
-
-        Raises:
-            FedKSeedError: a weight overflows.
-        """
+        """The state after w ← w − gradient."""
         values = (state.values - gradient).astype(np.float32)
         require_sendable(state.round, values)
         return AveragingState(state.round + 1, values)
-
-
-def _mean(uploads: list[Change]) -> NDArray[np.float32]:
-    examples, mean = sum(upload.examples for upload in uploads), np.zeros_like(uploads[0].values)
-    part = np.empty_like(mean)
-    for upload in uploads:
-        mean += np.multiply(upload.values, np.float32(upload.examples / examples), out=part)
-    return mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,7 @@ class Arrivals:
         return cls(run, state.round, frozenset(sent), max_staleness)
 
     def require(self, upload: Any) -> None:
-        """Refuse an upload that is of another run or round, or that is one too many.
-
-        Raises:
-            FedKSeedError: it is.
-        """
+        """Refuse an upload that is of another run or round, or that is one too many."""
         self.run.require(upload.run)
         if not 0 <= self.round - upload.round <= self.max_staleness:
             raise FedKSeedError(
@@ -72,11 +68,7 @@ class KeptUploads:
         self.uploads[upload.client] = upload
 
     def in_order(self) -> list[Any]:
-        """The uploads in the order of their clients' numbers.
-
-        Raises:
-            FedKSeedError: there is none.
-        """
+        """The uploads in the order of their clients' numbers; none is an error."""
         self.arrivals.require_any()
         return [self.uploads[client] for client in sorted(self.uploads)]
 
@@ -86,9 +78,7 @@ def require_scalars(upload: Upload, asked: int, clip: float, wire: str = "exact"
     if upload.scalars.size != asked:
         raise FedKSeedError(f"client {upload.client} reports {upload.scalars.size} scalars, {asked} were asked for")
     if upload.wire != wire:
-        raise FedKSeedError(
-            f"client {upload.client} sends scalars {upload.wire!r}, here they travel {wire!r}; use the same recipe"
-        )
+        raise FedKSeedError(f"client {upload.client} sends scalars {upload.wire!r}, not {wire!r}; use the same recipe")
     require_clipped(upload.client, upload.scalars, clip)
 
 
@@ -112,11 +102,7 @@ def require_sendable(round_: int, numbers: NDArray) -> None:
 
 
 def merged(uploads: Sequence[Upload], run: Run, lr: float) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-    """The sums −η Σ_i (n_i / n) Σ ρ of every drawn direction, ascending; all directions were equally likely.
-
-    Raises:
-        FedKSeedError: the next broadcast can't carry a sum.
-    """
+    """The sums −η Σ_i (n_i / n) Σ ρ of every drawn direction, ascending; all directions were equally likely."""
     most = HEAVIEST // len(uploads)  # no claim of one client must make the sum of all too large for integers
     contributions = []
     for upload in uploads:

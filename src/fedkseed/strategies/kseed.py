@@ -140,9 +140,8 @@ class KSeed:
         """Add an upload.
 
         Raises:
-            FedKSeedError: it is too old, of another run, came twice, has another size than was asked for, travelled
-                with another precision, reports a scalar above the clip, or began with a state that is needed and was
-                not given; or the next broadcast could not carry what it says.
+            FedKSeedError: it was not asked for, says more than a client may or the next broadcast could carry, or began
+                with a state that is needed and was not given.
         """
         settings, state, arrivals = self.settings, accumulator.state, accumulator.arrivals
         arrivals.require(upload)
@@ -166,16 +165,14 @@ class KSeed:
         """Whether a round's uploads are compared with each other, so that all must be there."""
         return self.settings.trust.rule != "mean" or self.settings.trust.agreement
 
-    def _contribution(
-        self, upload: KSeedUpload, round_: int, probabilities: NDArray[np.float32] | None
-    ) -> Contribution:
+    def _contribution(self, upload: KSeedUpload, round_: int, p: NDArray[np.float32] | None) -> Contribution:
         """An upload as integers, in units of the present round; late ones count less."""
         settings = self.settings
-        weight = settings.trust.weight(upload.examples)
+        weight = min(upload.examples, settings.trust.most_examples or upload.examples)
         factor = (1 + round_ - upload.round) ** -settings.staleness_power
         if isinstance(upload, Change):
             return Contribution.of_change(upload.client, weight, upload.values, unit(settings, round_), factor)
-        drawn = drawn_directions(settings, upload.round, upload.client, upload.scalars.size, probabilities)
+        drawn = drawn_directions(settings, upload.round, upload.client, upload.scalars.size, p)
         factor *= unit(settings, upload.round) / unit(settings, round_)
         return Contribution.of_scalars(upload.client, weight, drawn[upload.found], upload.scalars[upload.found], factor)
 
@@ -186,10 +183,8 @@ class KSeed:
         by client i: the one that it sent, or −η_i Σ ρ / P along each direction that it has drawn. s_i are the rounds
         since the round in which it began, η_i is the learning rate of that round. Where rounds are synchronous,
         s_i = 0, and, without an optimiser on the server, c is the weighted mean of the c that the clients ended with,
-        plus the rounding error of the broadcast. Another [trust] rule takes the place of the mean.
-
-        The sum is one of integers (sums.py), and so the same for any order, grouping or sharding of the uploads. The
-        weight that stale uploads lose is not given to others: weights then add up to less than 1, as in FedBuff.
+        plus the rounding error of the broadcast. Another [trust] rule takes the place of the mean. The weight that
+        stale uploads lose is not given to others: weights then add up to less than 1, as in FedBuff.
 
         Source of the factor: Nguyen et al., 2022, https://arxiv.org/abs/2106.06639
         """
@@ -212,11 +207,7 @@ class KSeed:
         return replace(after, magnitudes=state.magnitudes + total.sizes, counts=state.counts + total.counts)
 
     def stepped(self, state: State, gradient: NDArray[np.float64]) -> State:
-        """The state after the server's step with the clients' mean change −Δ of c as its gradient.
-
-        Raises:
-            FedKSeedError: the next broadcast could not carry the coefficients.
-        """
+        """The state after the server's step with the clients' mean change −Δ of c as its gradient."""
         optimizer = Optimizer(self.settings.server)
         step, (first, second) = optimizer.step((state.first, state.second), gradient, state.round + 1)
         coefficients = state.coefficients - self.settings.server_lr * step
@@ -224,11 +215,7 @@ class KSeed:
         return replace(state, round=state.round + 1, coefficients=coefficients, first=first, second=second)
 
     def change(self, state: State, upload: KSeedUpload) -> NDArray[np.float64]:
-        """The change of all K coefficients that an upload stands for; directions must be equally likely.
-
-        Raises:
-            FedKSeedError: it has another size than was asked for, or reports a scalar or a change above the clip.
-        """
+        """The change of all K coefficients that a sound upload stands for; directions must be equally likely."""
         require_sound(self.settings, upload)
         return change_of(self.settings, upload)
 

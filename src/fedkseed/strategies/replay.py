@@ -129,12 +129,7 @@ class Replay:
         return KeptUploads(state, Arrivals.of(self.settings.run, state, sent))
 
     def add_(self, accumulator: KeptUploads, upload: Upload | Change) -> None:
-        """Keep an upload: floating-point numbers are added up in one order, when all have come.
-
-        Raises:
-            FedKSeedError: it is of another round or run, has another number of values than was asked for or one above
-                the clip, or came twice.
-        """
+        """Keep an upload: floating-point numbers are added up in one order, when all have come."""
         accumulator.arrivals.require(upload)
         if isinstance(upload, Upload):
             require_scalars(upload, self.settings.local.scalars, self.settings.local.clip)
@@ -155,13 +150,7 @@ class Replay:
             require_clipped(upload.client, upload.values, self.settings.local.clip)
 
     def finish(self, accumulator: KeptUploads) -> ReplayState:
-        """The state with the round's coefficients appended: Σ_i (n_i / n) of the numbers of client i.
-
-        n_i are the examples of client i.
-
-        Raises:
-            FedKSeedError: there is no upload, or the mean overflows.
-        """
+        """The state with the round's coefficients appended: Σ_i (n_i / n) of those of client i with n_i examples."""
         uploads, state = accumulator.in_order(), accumulator.state
         if self.kind == "drawn":
             lr = self.settings.local.learning_rate(state.round) / self.settings.local.probes

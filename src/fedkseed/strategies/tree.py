@@ -59,17 +59,11 @@ class RootAggregator:
         accumulator.arrivals.note_(upload)
 
     def finish(self, accumulator: RoundSum) -> State:
-        """The state after the server's step with the sum of the subtotals: that of one server with all clients.
-
-        Raises:
-            FedKSeedError: there is no subtotal, or none with a client.
-        """
+        """The state after the server's step with the sum of the subtotals: that of one server with all clients."""
         accumulator.arrivals.require_any()
         state, total = accumulator.state, accumulator.total
         if total.weight == 0:
-            raise FedKSeedError(
-                f"no client of any shard is in the sums of round {state.round + 1}: are they connected?"
-            )
+            raise FedKSeedError(f"no client of any shard is in the sums of round {state.round + 1}: is any connected?")
         return self.server.added(state, total)
 
     def _require(self, subtotal: Subtotal) -> None:

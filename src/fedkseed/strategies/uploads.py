@@ -54,11 +54,9 @@ def require_sound(settings: Settings, upload: KSeedUpload) -> None:
     local, wire = settings.local, wire_of(settings)
     if isinstance(upload, Change):
         require_size(upload, settings.run.pool.size)
-        largest, most = float(abs(upload.values).max(initial=0)), largest_change(settings, upload.round)
-        if largest > most * (1 + 1e-3):  # 8 bits round
-            raise FedKSeedError(
-                f"client {upload.client} moves a coefficient by {largest:g}, at most {most:g} is allowed"
-            )
+        far, most = float(abs(upload.values).max(initial=0)), largest_change(settings, upload.round)
+        if far > most * (1 + 1e-3):  # 8 bits round
+            raise FedKSeedError(f"client {upload.client} moves a coefficient by {far:g}, at most {most:g} is allowed")
     else:
         require_scalars(upload, local.scalars, math.inf if wire == "sign" else local.clip, wire)
 

@@ -317,20 +317,12 @@ def kind_of(data: bytes) -> type[Any] | None:
 
 
 def header_size(data: bytes) -> int:
-    """The bytes before the body: more where the family's directions come from a basis.
-
-    Raises:
-        FedKSeedError: the header names no known family.
-    """
+    """The bytes before the body: more where the family's directions come from a basis."""
     return HEADER.size + BASIS * numbered(data[6]).informed
 
 
 def head_of(data: bytes) -> Head:
-    """The run, round and flags of a message.
-
-    Raises:
-        FedKSeedError: the header is cut short, or names no known family or no valid pool.
-    """
+    """The run, round and flags of a message, whose header is whole and names a known family and a valid pool."""
     _, _, _, family, flags, round_, key, last, base = HEADER.unpack_from(data)
     size, name = header_size(data), numbered(family).name
     if len(data) < size + TRAILER.size:
@@ -345,21 +337,16 @@ def decode(data: bytes, *kinds: type[Message]) -> Message:
         FedKSeedError: the bytes are cut short, too long, damaged, of another version or kind, or
             hold a value that is not allowed.
     """
-    if len(data) < HEADER.size + TRAILER.size:
-        raise FedKSeedError(
-            f"a message has at least {HEADER.size + TRAILER.size} bytes, got {len(data)}; it was cut short"
-        )
+    least = HEADER.size + TRAILER.size
+    if len(data) < least:
+        raise FedKSeedError(f"a message has at least {least} bytes, got {len(data)}; it was cut short")
     magic, version, number = HEADER.unpack_from(data)[:3]
     if magic != MAGIC:
         raise FedKSeedError(f"not a fedkseed message: it starts with {magic!r} instead of {MAGIC!r}")
     if version != VERSION:
-        raise FedKSeedError(
-            f"the message has protocol version {version}, this program speaks {VERSION}; use one release"
-        )
+        raise FedKSeedError(f"a message of protocol version {version}, this program speaks {VERSION}; use one release")
     if zlib.crc32(memoryview(data)[: -TRAILER.size]) != TRAILER.unpack_from(data, len(data) - TRAILER.size)[0]:
-        raise FedKSeedError(
-            "the message's checksum does not fit: it was damaged or cut short on the way; send it again"
-        )
+        raise FedKSeedError("the message's checksum does not fit: it was damaged or cut short; send it again")
     kind = KINDS.get(number)
     if kind is None or kind.record not in kinds:
         got = f"kind {number}" if kind is None else kind.record.__name__

@@ -44,9 +44,7 @@ def restore(data: bytes, kept: bytes | None) -> bytes | None:
     except zlib.error as error:
         raise FedKSeedError(f"a delta's difference can't be inflated ({error}); ask for the whole message") from error
     if len(difference) != size or not inflate.eof or inflate.unused_data:
-        raise FedKSeedError(
-            f"a delta's difference must have the {size} bytes of the message kept, and nothing after it"
-        )
+        raise FedKSeedError(f"a delta's difference must have the {size} bytes of the message kept, and no more")
     header = bytearray(kept[: header_size(kept)])
     header[ROUND] = data[ROUND]
     whole = sealed(bytes(header), (_body(kept) + np.frombuffer(difference, np.uint8)).tobytes())

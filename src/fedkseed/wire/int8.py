@@ -40,11 +40,7 @@ def packed_size(count: int) -> int:
 
 
 def unpack(data: bytes | memoryview, count: int) -> NDArray[np.float32]:
-    """The numbers in `packed_size(count)` bytes.
-
-    Raises:
-        FedKSeedError: `pack` never makes these bytes.
-    """
+    """The numbers in `packed_size(count)` bytes; those that `pack` never makes are refused."""
     blocks = -(-count // BLOCK)
     scales = np.frombuffer(data, "<f4", blocks).astype(np.float32)
     codes = np.pad(np.frombuffer(data, np.int8, count, 4 * blocks), (0, -count % BLOCK)).reshape(-1, BLOCK)

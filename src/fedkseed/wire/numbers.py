@@ -84,11 +84,7 @@ def pack_scalars(scalars: NDArray[np.float32], wire: str) -> bytes:
 
 
 def unpack_scalars(data: bytes | memoryview, count: int, wire: str, skipped: bool) -> NDArray[np.float32]:
-    """The scalar gradients in `packed_scalars(count, wire, skipped)` bytes.
-
-    Raises:
-        FedKSeedError: there are more than MAX_SCALARS, or another number of bytes; or `pack_scalars` never makes these.
-    """
+    """Up to MAX_SCALARS scalar gradients in as many bytes as `packed_scalars` says, if `pack_scalars` makes them."""
     size = packed_scalars(count, wire, skipped)
     if count > MAX_SCALARS or len(data) != size:  # a bit becomes 4 bytes, and more
         raise FedKSeedError(
@@ -109,11 +105,7 @@ def unpack_scalars(data: bytes | memoryview, count: int, wire: str, skipped: boo
 
 
 def require_rounded(scalars: NDArray[np.float32], wire: str) -> None:
-    """Refuse scalar gradients that can't travel with this precision.
-
-    Raises:
-        FedKSeedError: they are beyond LARGEST, or were not rounded for this wire.
-    """
+    """Refuse scalar gradients beyond LARGEST, or not rounded for this wire."""
     if scalars.dtype != np.float32 or scalars.ndim != 1:
         raise FedKSeedError(
             f"an upload's scalar gradients must be a row of float32, got {scalars.dtype} of shape {scalars.shape}"
@@ -138,11 +130,7 @@ def pack_bits(numbers: NDArray[np.uint32], width: int) -> bytes:
 
 
 def unpack_bits(data: bytes | memoryview, count: int, width: int) -> NDArray[np.uint32]:
-    """The `count` numbers below 2^width in ⌈count · width / 8⌉ bytes.
-
-    Raises:
-        FedKSeedError: bits after the last number are not 0.
-    """
+    """The `count` numbers below 2^width in ⌈count · width / 8⌉ bytes, whose last bits must be 0."""
     bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
     if bits[count * width :].any():
         raise FedKSeedError("a message has bits after the last of its numbers that are not 0")

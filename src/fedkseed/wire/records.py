@@ -26,11 +26,7 @@ class Run:
             raise FedKSeedError(f"a base model's digest has 32 bytes, got {len(self.base)}")
 
     def require(self, other: "Run") -> None:
-        """Refuse a message of another run.
-
-        Raises:
-            FedKSeedError: the pool or the base model differs.
-        """
+        """Refuse a message of another run: the pool or the base model differs."""
         if other.pool.family == self.pool.family and other.pool.basis != self.pool.basis:
             raise FedKSeedError(
                 f"the message is for the basis {other.pool.basis.hex()}, this party has {self.pool.basis.hex()}; use "
