@@ -153,10 +153,7 @@ def test_three_departments_files_are_three_clients_with_names(tmp_path, model_fo
     source = departments(tmp_path / "departments")
     shares = share_out(recipe(tmp_path, model_folder, source, **ALONE), tokenizer, said.append)
     assert shares.names == ["hr", "it", "legal"]
-    assert said[:2] == [
-        "hr.csv: 10 rows as prompt and completion",
-        "it.jsonl: 10 rows as conversations",
-    ]
+    assert said[:2] == ["hr.csv: 10 rows as prompt and completion", "it.jsonl: 10 rows as conversations"]
     assert said[2].startswith("legal.parquet: 12 rows as plain text")
     hr, it, legal = shares.clients
     assert all(len(e.counted) == 1 and e.prompt > 1 for e in hr)

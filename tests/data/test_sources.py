@@ -2,17 +2,14 @@ import gzip
 import json
 import tracemalloc
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from datasets import Dataset
 
 from fedkseed import FedKSeedError
-from fedkseed.data import file_formats as formats
-from fedkseed.data.file_formats import MAX_LINE, MAX_RATIO, MAX_SMALL
+from fedkseed.data.file_formats import MAX_LINE
 from fedkseed.data.layouts import Example, Turn
 from fedkseed.data.sources import Reader, read
 
@@ -35,14 +32,6 @@ def test_the_sample_of_intents_is_a_task_of_seven_classes():
     assert max(counts.values()) == 122
     assert len({example.instruction for example in examples}) == len(examples)
     assert all(example.category == example.response and not example.context for example in examples)
-
-
-def test_gzipped_and_plain_files_read_alike_and_blank_lines_do_not_count(tmp_path):
-    text = f"{GOOD}\n\n{GOOD}\n".encode()
-    (tmp_path / "a.jsonl").write_bytes(text)
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text))
-    assert read(str(tmp_path / "a.jsonl")) == read(str(tmp_path / "a.jsonl.gz"))
-    assert len(read(str(tmp_path / "a.jsonl"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -211,14 +200,6 @@ def test_folders_without_files_are_refused(tmp_path):
         Reader().folder(str(tmp_path / "all"))
 
 
-def test_what_gzip_unpacks_to_a_thousand_times_its_bytes_is_refused(tmp_path):
-    line = json.dumps({"instruction": "a", "response": "b" * 10_000}).encode() + b"\n"
-    (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(line * (MAX_SMALL // len(line) + 2)))
-    assert (tmp_path / "bomb.jsonl.gz").stat().st_size * MAX_RATIO < MAX_SMALL
-    with pytest.raises(FedKSeedError, match=r"line 16.*: a file has at most 4,194,304 lines"):
-        read(str(tmp_path / "bomb.jsonl.gz"))
-
-
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
 def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, ending):
     path = tmp_path / f"bomb.{ending}"
@@ -234,32 +215,6 @@ def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, ending):
         tracemalloc.stop()
 
 
-def test_a_file_of_more_rows_than_fit_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "MAX_ROWS", 2)
-    (tmp_path / "a.jsonl").write_text(f"{GOOD}\n" * 3)
-    Dataset.from_dict({"instruction": ["x"] * 3, "response": ["y"] * 3}).to_parquet(tmp_path / "a.parquet")
-    for name, match in (("a.jsonl", "line 3: a file has at most 2 lines"), ("a.parquet", "at most 2 rows .* has 3 of")):
-        with pytest.raises(FedKSeedError, match=match):
-            read(str(tmp_path / name))
-
-
 def test_a_device_is_no_data_file():
     with pytest.raises(FedKSeedError, match="no data file at /dev/zero"):
         read("/dev/zero")
-
-
-def test_files_with_flipped_bytes_are_read_or_refused(tmp_path):
-    """Of each kind of file 200, one byte of which is another."""
-    rng, path = np.random.default_rng(5), tmp_path / "a.jsonl"
-    rows = [{"instruction": f"q{k}", "response": "r" * k, "category": "c"} for k in range(1, 20)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
-    Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
-    for name in ("a.jsonl", "a.jsonl.gz", "a.parquet"):
-        whole, damaged = (tmp_path / name).read_bytes(), tmp_path / f"damaged.{name}"
-        for _ in range(200 if name != "a.parquet" else 50):  # parquet's library takes longer
-            flipped = bytearray(whole)
-            flipped[rng.integers(len(whole))] ^= int(rng.integers(1, 256))
-            damaged.write_bytes(flipped)
-            with suppress(FedKSeedError):
-                read(str(damaged))

@@ -9,15 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from fedkseed import FedKSeedError
 from fedkseed.data.batches import IGNORED, collate, endless_batches
 from fedkseed.data.layouts import Example, Turn
-from fedkseed.data.wording import (
-    TEMPLATES,
-    Wording,
-    cut,
-    encode,
-    encode_all,
-    packed,
-    prompt_of,
-)
+from fedkseed.data.wording import TEMPLATES, Wording, cut, encode, encode_all, packed, prompt_of
 from fedkseed.models.load import load_tokenizer
 from fedkseed.randomness import Purpose, generator
 
@@ -242,10 +234,7 @@ def test_texts_are_packed_into_blocks_of_which_every_token_counts(tokenizer):
     examples = texts(("grass is green", ""), ("snow", "b"), ("coal is black.", ""), ("", "b"))
     words = {text: tokenizer(text, add_special_tokens=False).input_ids for text in (e.response for e in examples)}
     end = [tokenizer.eos_token_id]
-    streams = {
-        "": [*words["grass is green"], *end, *words["coal is black."], *end],
-        "b": [*words["snow"], *end, *end],
-    }
+    streams = {"": [*words["grass is green"], *end, *words["coal is black."], *end], "b": [*words["snow"], *end, *end]}
     blocks = packed(encode_all(examples, tokenizer, Wording()), 4, tokenizer)
     for category, stream in streams.items():
         own = [block for block in blocks if block.example.category == category]

@@ -133,10 +133,7 @@ ASKED = ("instruction", "response", "context")
 USUAL = {
     "instruction": ("instruction and response", dict(zip(ASKED, ASKED, strict=True))),
     "alpaca": ("instruction, input and output", dict(zip(ASKED, ("instruction", "output", "input"), strict=True))),
-    "prompt-completion": (
-        "prompt and completion",
-        dict(zip(ASKED, ("prompt", "completion", "context"), strict=True)),
-    ),
+    "prompt-completion": ("prompt and completion", dict(zip(ASKED, ("prompt", "completion", "context"), strict=True))),
     "chat": ("conversations", {"messages": "messages"}),
     "sharegpt": ("conversations", {"messages": "conversations"}),
     "text": ("plain text", {"text": "text"}),

@@ -100,9 +100,6 @@ def read(source: str, names: Iterable[str]) -> Iterator[tuple[str, list[Example]
     Args:
         source: the folder of Natural Instructions, with `tasks` and `splits` in it, or a `.tar`,
             `.tar.gz` or `.tar.xz` of it. An archive is read from beginning to end and never unpacked.
-
-    Raises:
-        FedKSeedError: the source is missing or damaged, or a task is missing or broken.
     """
     wanted = {f"tasks/{name}.json": name for name in names}
     for file, content in _files(source, wanted):

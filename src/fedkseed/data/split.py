@@ -128,9 +128,6 @@ def divide(
 
     Args:
         owner_of: the number of each example's owner.
-
-    Raises:
-        FedKSeedError: the examples are too few, or not those of as many clients as the recipe says.
     """
     settings, rng = recipe.clients, generator(recipe.seed, Purpose.PARTITION)
     if settings.count and settings.split in ("dirichlet", "even"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from ..data.batches import Encoded, collate
 from ..models.loss import example_losses, has_virtual_tokens, option_losses, takes_positions
@@ -96,16 +97,14 @@ def likeliest(
 @torch.inference_mode()
 def respond(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
     """Greedy answers to tokenised prompts."""
-    width = max(map(len, prompts))
     virtual = has_virtual_tokens(model)
     if virtual and len({*map(len, prompts)}) > 1:
         # peft counts the padding between virtual tokens and a prompt as positions
         return [text for prompt in prompts for text in respond(model, tokenizer, [prompt], max_new_tokens)]
-    tokens = torch.full((len(prompts), width), tokenizer.pad_token_id)
-    mask = torch.zeros_like(tokens)
-    for row, prompt in enumerate(prompts):  # padded on the left: an answer continues its prompt
-        tokens[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
+    texts = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
+    padding: dict[str, Any] = {"batch_first": True, "padding_side": "left"}  # an answer continues its prompt
+    tokens = pad_sequence(texts, padding_value=tokenizer.pad_token_id, **padding)
+    mask = pad_sequence([torch.ones_like(text) for text in texts], **padding)
     with warnings.catch_warnings() if virtual else nullcontext():  # two answers in turns would restore each other's
         if virtual:  # peft's: no position ids are needed
             warnings.filterwarnings("ignore", "Position ids are not supported")
@@ -118,7 +117,7 @@ def respond(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_ne
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.eos_token_id,
         )
-    return tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
+    return tokenizer.batch_decode(output[:, tokens.shape[1] :], skip_special_tokens=True)
 
 
 def _together(

@@ -20,12 +20,11 @@ class Estimate:
     mean: float
     error: float
 
-    def __str__(self) -> str:
-        return self.text()
-
     def text(self, sign: str = "", digits: int = 4) -> str:
         """Mean ± error; with the sign `+` for a change."""
         return f"{self.mean:{sign}.{digits}f}" + (f" ± {self.error:.{digits}f}" if self.error != inf else "")
+
+    __str__ = text
 
 
 Choice: TypeAlias = Sequence[str]  # two texts: the true response, the chosen one

@@ -43,9 +43,6 @@ def find(model: str) -> ModelSource:
     Args:
         model: a Hugging Face folder, a `.gguf` file, `package:NAME/FILE.gguf` for a file that an
             installed Python package carries, or `owner/name` on the Hugging Face hub.
-
-    Raises:
-        FedKSeedError: no model is there.
     """
     if model.startswith("package:"):
         package, _, file = model.removeprefix("package:").partition("/")

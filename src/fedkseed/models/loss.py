@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
@@ -175,19 +176,15 @@ def option_losses(
             alone = [Encoded((*prompt, *option), len(prompt), of_no_row) for option in its_options]
             nats.append([example_losses(model, [text], pad)[0] * (len(text.tokens) - text.prompt) for text in alone])
         return nats
-    texts, counts = [option for each in options for option in each], [len(each) for each in options]
+    texts, counts = [torch.tensor(option) for each in options for option in each], [len(each) for each in options]
     rows = torch.arange(len(prompts)).repeat_interleave(torch.tensor(counts)).to(device)
     cache.batch_select_indices(rows)
-    width = max(map(len, texts))
-    tokens = torch.full((len(texts), width), pad)
-    labels = torch.full((len(texts), width), IGNORED)
-    for row, option in enumerate(texts):
-        tokens[row, : len(option)] = labels[row, : len(option)] = torch.tensor(option)
+    tokens, labels = (pad_sequence(texts, batch_first=True, padding_value=filler) for filler in (pad, IGNORED))
     predictions = after_prompts.logits[:, -1:][rows]
-    if width > 1:
-        read = torch.ones(len(texts), width - 1, dtype=mask.dtype, device=device)  # what follows an option is not used
+    if (later := tokens.shape[1] - 1) > 0:
+        read = torch.ones(len(texts), later, dtype=mask.dtype, device=device)  # what follows an option is not used
         output = _continued(model, tokens[:, :-1].to(device), torch.cat([mask[rows], read], 1), cache)
-        predictions = torch.cat([predictions, output.logits[:, -(width - 1) :]], 1)
+        predictions = torch.cat([predictions, output.logits[:, -later:]], 1)
     nats = iter(_losses(predictions, labels.to(device)).sum(1).tolist())
     return [[next(nats) for _ in range(count)] for count in counts]
 

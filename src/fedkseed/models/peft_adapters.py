@@ -20,9 +20,6 @@ def attach(model: nn.Module, kind: str, adapters: PeftTable, seed: int) -> nn.Mo
     Args:
         kind: `lora` (Hu et al., 2022), `p-tuning` (Liu et al., 2023; reparameterised by an MLP) or
             `prompt` (Lester et al., 2021).
-
-    Raises:
-        FedKSeedError: peft is not installed, or does not know the architecture.
     """
     peft = _peft()
     tokens: dict[str, Any] = {"task_type": "CAUSAL_LM", "num_virtual_tokens": adapters.virtual_tokens}

@@ -75,9 +75,8 @@ def export(
             notes = [f"The folder holds {kept}, for `peft`, to use beside the base model."]
         else:
             notes = _write_lora(tuned, part, format_, rank)
-        options = f" --kind {kind}" if format_ == "gguf" else ""
-        options += f" --rank {rank}" if rank is not None else ""
-        options += f" --dtype {dtype}" if dtype is not None else ""
+        given = {"kind": kind if format_ == "gguf" else None, "rank": rank, "dtype": dtype}
+        options = "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
         command = f"fedkseed export {tuned.path.resolve().name} {output.name} --format {format_}{options}"
         text = card(tuned, tokenizer, format_, command, dtype or tuned.dtype, notes)
         (part / CARD).write_text(text, encoding="utf-8")

@@ -105,11 +105,7 @@ def require_low_rank(pool: Pool) -> None:
 
 
 def as_lora(tuned: nn.Module, patterns: tuple[str, ...], pool: Pool, c: Floats, basis: Basis | None = None) -> Lora:
-    """The LoRA of a model with weights w(c), as `Adapter.apply` left it, tuned where names fit shell patterns.
-
-    Raises:
-        FedKSeedError: the family has a full rank, nothing moved, or a tensor moved that LoRA can't hold.
-    """
+    """The LoRA of a model with weights w(c), as `Adapter.apply` left it, tuned where names fit shell patterns."""
     require_low_rank(pool)
     layout = Layout(tuned, patterns)
     pool = pool.fitted(layout.shapes, basis)
