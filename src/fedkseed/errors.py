@@ -18,7 +18,8 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise FedKSeedError(f"{what} the extra `{extra}`: pip install 'fedkseed[{extra}]'") from error
+        lacking = f" ({error.name} is missing)" if error.name else ""
+        raise FedKSeedError(f"{what} the extra `{extra}`: pip install 'fedkseed[{extra}]'{lacking}") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, needs_extra
 from ..files import read_table, write_table
 from ..randomness import Purpose, generator
 from ..recipe.schema import PrivacyTable, Recipe
@@ -77,10 +77,8 @@ def private_steps(recipe: Recipe, number: int, examples: int, steps: int, secret
         return None
     if privacy.epsilon is None or privacy.norm is None or privacy.times is None:
         raise FedKSeedError("[privacy] times is missing: a run fills it in, see `with_noise`")
-    try:
+    with needs_extra("[privacy] needs", "privacy"):
         from ..local.private_steps import Private
-    except ModuleNotFoundError as error:
-        raise FedKSeedError(f"[privacy] needs the package {error.name}: pip install 'fedkseed[privacy]'") from error
     a_pass = examples // min(recipe.training.batch_size, examples)
     noise = noise_for(privacy.epsilon, privacy.delta, privacy.times * math.ceil(steps / a_pass))
     of_client = hashlib.sha256(b"fedkseed noise of client %d\n" % number + secret).digest() if secret else b""

@@ -5,7 +5,7 @@
     member    a client's side: masks its numbers, and gives shares of seeds
     server    the server's side: asks for shares, and takes the masks off the sum
 
-docs/privacy.md says who learns what, and docs/privacy.md is the definition. Two legs a round:
+docs/privacy.md says who learns what, and is the definition. Two legs a round:
 
     Secured   ->  the broadcast, the round's clients and their public keys
     Masked   <-   numbers + own mask + a mask with each other client, and shares of the seeds, sealed for each holder

@@ -148,12 +148,11 @@ def network(
 ) -> Iterator[Network]:
     """A federation whose processes end with the test, after `limit` seconds at the latest."""
     made = Network(folder, recipe, files, model, hosts)
-    with limited(folder, limit, made.everything):
-        try:
+    try:
+        with limited(folder, limit, made.everything):
             yield made
-        finally:
-            signal.alarm(0)
-            made.stop()
+    finally:
+        made.stop()
 
 
 @contextmanager

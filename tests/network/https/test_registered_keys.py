@@ -92,6 +92,10 @@ def test_rounds_end_and_begin_again_when_keys_have_changed(registered, connectio
     (keys / "client-2.pub").write_text(request(keys.parent / "another").read_text())
     with pytest.raises(RekeyedError):
         carrier.nodes()
+    for change in (lambda: add(keys, request(keys.parent / "late")), lambda: revoke(keys, 1)):
+        change()
+        with pytest.raises(RekeyedError):
+            carrier.nodes()
     (keys / "client-2.pub").write_text("half a key")
     assert carrier.nodes() == []
     assert registered.progress.has("can't be taken up")

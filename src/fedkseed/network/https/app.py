@@ -45,11 +45,14 @@ KEEP_ALIVE = 300  # seconds for which a connection without a request is kept; a 
 
 
 async def refusal(request: Request, error: Exception) -> Response:
-    """The answer to a request that is refused: the status of a `RequestError`, and its text."""
+    """The answer to a request that is refused: the status of a `RequestError`, and its text; 400 to a cut-off one."""
     if isinstance(error, RequestError):
         return PlainTextResponse(f"{error}\n", error.status)
-    status = error.status_code if isinstance(error, HTTPException) else 400
-    return PlainTextResponse("no such request: docs/session.md and docs/peers.md have them all\n", status)
+    if isinstance(error, HTTPException):
+        return PlainTextResponse(
+            "no such request: docs/session.md and docs/peers.md have them all\n", error.status_code
+        )
+    return Response(status_code=400)
 
 
 REFUSALS = dict.fromkeys((RequestError, HTTPException, ClientDisconnect), refusal)
@@ -120,7 +123,7 @@ def _bytes(text: str, what: str, lengths: tuple[int, ...]) -> bytes:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body of a request, of at most `most` bytes, whose parts do not stand still; memory grows only as it comes."""
+    """The body of a request; memory grows only as it comes. A `RequestError` if it is larger than `most`, or stalls."""
     data, parts, expected = bytearray(), request.stream(), int(request.headers.get("content-length", 0))
     while max(expected, len(data)) <= most:
         try:
@@ -145,6 +148,7 @@ async def _unless_gone(request: Request, waiting: Awaitable[bytes | None]) -> by
         await asyncio.wait({wait, gone}, return_when=asyncio.FIRST_COMPLETED)
         if wait.done():
             return wait.result()
+        gone.result()
         raise ClientDisconnect
     finally:
         gone.cancel()

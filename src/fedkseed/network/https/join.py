@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -85,7 +85,8 @@ class WorkerDesk:
 class ServerSession:
     """A client's requests to its server, in the order in which it makes them.
 
-    All raise a `SessionError` where the server refuses the request or this session, or sends too many bytes.
+    All raise a `SessionError` where the server refuses the request or this session, or sends too many bytes; but `send`
+    returns any refusal other than that of the session.
     """
 
     http: httpx.Client
@@ -210,8 +211,11 @@ class HttpsClient:
         with border(f"can't make {self.directory}"):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         taken = f"another client uses {self.directory}; give it its own --state"
-        with exclusive(self.directory / "client.lock", taken), closing(self.desk), self.session.http:
-            self.desk.open()
+        with ExitStack() as stack:
+            stack.enter_context(exclusive(self.directory / "client.lock", taken))
+            self.desk.open()  # where it fails, a worker that outlived this process goes on
+            stack.enter_context(closing(self.desk))
+            stack.enter_context(self.session.http)
             say(f"connecting to {self.url}; logs are in {self.directory}")
             pause, noted = FIRST, ""
             while True:

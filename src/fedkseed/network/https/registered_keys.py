@@ -25,6 +25,7 @@ from .connections import Connections
 NUMBERING = "shard.json"  # in the directory of a shard: the number of its first client
 FOLDER = "https"  # of this transport, in the directory of a run or a shard
 CHECKED_EVERY = 2.0  # seconds
+KEY_FILES = "client-*.pub"
 
 Stamp: TypeAlias = tuple[int, int]  # a file's time in nanoseconds, and its size
 
@@ -117,7 +118,7 @@ def keys_of_run(directory: Path, folder: Path, progress: Progress, transport: st
         count = ClientNumbers.registered(directory) if Store(directory).rounds >= 0 else 0
         if not count:
             return dict(enumerate(certs.public_keys(folder)))
-        if len(_stamps(folder)) > count:
+        if len([*folder.glob(KEY_FILES)]) > count:
             progress.note(f"the run began with {count} clients; those that have come since take part in new runs")
         return {number: folder / f"client-{number}.pub" for number in range(count)}
 
@@ -139,7 +140,7 @@ def keys_of_shard(directory: Path, folder: Path, first: int, progress: Progress)
     write_table(path, {"first": first})
 
     def files() -> dict[int, Path]:
-        names = {path: re.fullmatch(r"client-(0|[1-9][0-9]{0,8})\.pub", path.name) for path in _stamps(folder)}
+        names = {path: re.fullmatch(r"client-(0|[1-9][0-9]{0,8})\.pub", path.name) for path in folder.glob(KEY_FILES)}
         if strangers := [path for path, match in names.items() if match is None]:
             raise FedKSeedError(f"{strangers[0]} is no name of a client's key: client-0.pub is, and those after it")
         if not names:
@@ -152,7 +153,7 @@ def keys_of_shard(directory: Path, folder: Path, first: int, progress: Progress)
 
 
 def _stamps(folder: Path) -> dict[Path, Stamp]:
-    return {path: _stamp(path) for path in folder.glob("client-*.pub")}
+    return {path: _stamp(path) for path in folder.glob(KEY_FILES)}
 
 
 def _stamp(path: Path) -> Stamp:

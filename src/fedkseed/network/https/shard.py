@@ -184,7 +184,10 @@ class Shard:
                 f"the message is of round {broadcast.round}, the history of its task has {task.done} rounds"
             )
         self._last_broadcast = encoded
-        subtotal_of = partial(self._subtotal, self._aggregator_of(broadcast.run), task.client, broadcast, encoded)
+        clients, count = self.recipe.clients, sum(self.recipe.network.shards or ())
+        drawn = cohort(self.recipe.seed, broadcast.round, count, clients.cohort_of(count), clients.draw)
+        aggregator = self._aggregator_of(broadcast.run)
+        subtotal_of = partial(self._subtotal, aggregator, task.client, drawn, broadcast, encoded)
         subtotal = self._asked(task, end, still_awaited, subtotal_of)
         note(f"round {broadcast.round + 1}: the sum of {subtotal.clients.size} clients")
         return encoded, encode(subtotal)
@@ -218,13 +221,16 @@ class Shard:
         return self._aggregator
 
     def _subtotal(
-        self, aggregator: ShardAggregator, shard: int, broadcast: Broadcast, encoded: bytes, remote: RemoteClients
+        self,
+        aggregator: ShardAggregator,
+        shard: int,
+        drawn: list[int],
+        broadcast: Broadcast,
+        encoded: bytes,
+        remote: RemoteClients,
     ) -> Subtotal:
         """The sum of the uploads of those clients of the shard that were drawn, of all shards', and have a key."""
-        clients, seed = self.recipe.clients, self.recipe.seed
-        members, count = self.recipe.network.members(shard), sum(self.recipe.network.shards or ())
-        drawn = cohort(seed, broadcast.round, count, clients.cohort_of(count), clients.draw)
-        accumulator = aggregator.start(broadcast, drawn)
+        members, accumulator = self.recipe.network.members(shard), aggregator.start(broadcast, drawn)
 
         def add(client: int, reply: bytes) -> None:
             upload: Any = decode(reply, *aggregator.replies)

@@ -58,8 +58,9 @@ class Stub:
         Args:
             file: returns the file of a digest, which is refused if it is another than its name says.
         """
-        parts = [b"" if name == NOTHING else file(name) for name in self.names]
-        for what, name, part in zip(PARTS, self.names, parts, strict=True):
+        parts = list[bytes]()
+        for what, name in zip(PARTS, self.names, strict=True):
+            parts.append(part := b"" if name == NOTHING else file(name))
             if name != NOTHING and hashlib.sha256(part).digest() != name:
                 raise FedKSeedError(
                     f"the task's {what} is the file {name.hex()}, and {len(part)} other bytes came under that name: "
