@@ -20,7 +20,7 @@ from fedkseed.recipe.rules import checked_algorithm
 from fedkseed.round import Broadcasts, run_round
 from fedkseed.run import digest_chain as chain
 from fedkseed.run.digest_chain import Receipt
-from fedkseed.run.loop import Federation, WithoutModel, work
+from fedkseed.run.loop import Federation, Result, WithoutModel, work
 from fedkseed.run.store import Store
 from fedkseed.strategy import Strategy
 from fedkseed.wire.codec import decode, encode
@@ -118,6 +118,15 @@ def federation(recipe: str, *, stop: int | None = None, late: bool = False, sign
     reach = 1 if late else 0
     return Federation(parsed, strategy, identity, round_, evaluator, reach=reach, holdings={"held_out": 2},
                       receipts=lambda: kept)  # fmt: skip
+
+
+def carry_on(directory: Path, recipe: str, parts: Federation) -> Result:
+    """A run from its beginning, or from its last finished round, to its end or to where its parts stop it."""
+    if not (directory / "recipe.toml").exists():
+        with Store.create(directory, recipe) as store:
+            return work(store, parts)
+    with (store := Store(directory)).locked():
+        return work(store, parts)
 
 
 def begin(directory: Path, recipe: str | None = None, **options: Any) -> Store:

@@ -16,7 +16,7 @@ from fedkseed.recipe.rules import checked_algorithm
 from fedkseed.recipe.schema import EvaluationTable as Settings
 from fedkseed.run import store as storing
 from fedkseed.run.best_round import best_round, exhausted
-from fedkseed.run.loop import Federation, Result, WithoutModel, work
+from fedkseed.run.loop import Federation, Result, WithoutModel
 from fedkseed.run.store import STOPPED, Store
 from fedkseed.run.verify import verify
 from fedkseed.weights.adapter import Adapter
@@ -53,14 +53,7 @@ def federation(recipe: str, losses: dict[int, float], stop: int | None) -> Feder
 
 
 def run(directory: Path, recipe: str, losses: dict[int, float] = LOSSES, stop: int | None = None) -> Result:
-    """A run from its beginning, or from its last finished round, to its end or to round `stop`."""
-    parts = federation(recipe, losses, stop)
-    if (directory / "recipe.toml").exists():
-        store = Store(directory)
-        with store.locked():
-            return work(store, parts)
-    with Store.create(directory, recipe) as store:
-        return work(store, parts)
+    return synthetic.carry_on(directory, recipe, federation(recipe, losses, stop))
 
 
 @pytest.fixture(scope="module")

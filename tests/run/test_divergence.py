@@ -108,8 +108,7 @@ def worse(recipe: str, stop: int | None = None) -> Federation:
 
 
 def run(directory: Path, recipe: str, stop: int | None = None) -> Result:
-    with Store.create(directory, recipe) as store:
-        return work(store, worse(recipe, stop))
+    return synthetic.carry_on(directory, recipe, worse(recipe, stop))
 
 
 def test_a_run_that_was_killed_ends_at_the_same_round_with_the_same_model(tmp_path):
@@ -123,9 +122,7 @@ def test_a_run_that_was_killed_ends_at_the_same_round_with_the_same_model(tmp_pa
     for stop in range(4):
         with pytest.raises(synthetic.StoppedError):
             run(tmp_path / str(stop), recipe, stop)
-        store = Store(tmp_path / str(stop))
-        with store.locked():
-            again = work(store, worse(recipe))
+        again, store = run(tmp_path / str(stop), recipe), Store(tmp_path / str(stop))
         assert (again.stopped, again.best) == (result.stopped, 2)
         assert store.adapter.read_bytes() == whole.adapter.read_bytes()
 

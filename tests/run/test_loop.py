@@ -18,13 +18,14 @@ from fedkseed import FedKSeedError, KSeed, LocalWork, Pool, Run, State, Upload, 
 from fedkseed.evaluation.statistics import Evaluation
 from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.round import Report
-from fedkseed.run.loop import UNDONE, Federation, Finished, Result, work
+from fedkseed.run.loop import UNDONE, Federation, Finished, Result
 from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
 from fedkseed.strategy import Settings
 from fedkseed.weights.adapter import Adapter
 
 from ..conftest import recipe_text
+from . import synthetic
 
 ROUNDS = 12
 SIGNS_OF_LIFE = 2 + ROUNDS * (2 * 3 + 1)  # evaluations before; of each round two clients with three steps, and its end
@@ -166,23 +167,17 @@ class Scored:
 
 
 def guarded(directory: Path, losses: dict[int, float], guard: float) -> Result:
-    table = {
-        "model": {"name": "none"},
-        "trust": {"guard": guard},
-        "training": {"rounds": 6},
-        "evaluation": {"every": 2},
-    }
-    recipe, run = parse({**table, "trust": {"guard": guard}}), Run(Pool(1, 8, "hadamard"), bytes(32))
+    tables = {"trust": {"guard": guard}, "training": {"rounds": 6}, "evaluation": {"every": 2}}
+    recipe, run = parse({"model": {"name": "none"}} | tables), Run(Pool(1, 8, "hadamard"), bytes(32))
     strategy = KSeed.make(Settings(run, LocalWork(rounds=6, steps=2), wire="exact"))
 
     def next_round(state, state_after, broadcasts):
         upload = Upload(run, state.round, 5, 1, 1.0, np.ones(2, np.float32))
         return run_round(strategy, state, [5], lambda sent: [(5, encode(upload))])
 
-    with contextlib.ExitStack() as stack:
-        new = not (directory / "recipe.toml").exists()
-        store = stack.enter_context(Store.create(directory, recipe.to_toml())) if new else Store(directory)
-        return work(store, Federation(recipe, strategy, {"a": "b"}, next_round, Scored(losses)))
+    return synthetic.carry_on(
+        directory, recipe.to_toml(), Federation(recipe, strategy, {"a": "b"}, next_round, Scored(losses))
+    )
 
 
 @pytest.mark.parametrize("bad", [9.0, math.nan])

@@ -105,10 +105,6 @@ def _stated(table: Table, *keys: str) -> str:
     return next((key for key in changed if key in table.model_fields_set), "")
 
 
-def _largest_upload(recipe: Recipe) -> int:
-    return max(recipe.directions.size, recipe.training.steps * recipe.training.probes)
-
-
 # Whether a recipe sets what not every strategy reads, by the names of `Strategy.reads`.
 OPTIONAL_SETTINGS: dict[str, Callable[[Recipe], bool]] = {
     "[asynchronous]": lambda r: r.asynchronous is not None,
@@ -252,7 +248,9 @@ RULES: dict[Where, dict[str, Condition]] = {
         ),
         f"a shard reads uploads of {LARGEST_SHARD_UPLOAD:,} numbers, those of this recipe have up to {{got:,}}: set "
         "[directions] size or [training] steps lower, or take one server": lambda r, a: (
-            r.network.shards and (largest := _largest_upload(r)) > LARGEST_SHARD_UPLOAD and largest
+            (largest := max(r.directions.size, r.training.steps * r.training.probes)) > LARGEST_SHARD_UPLOAD
+            and r.network.shards
+            and largest
         ),
         "[evaluation] clients asks each client for what it gained, and shards hand up sums: remove it": lambda r, a: (
             r.network.shards and r.evaluation.clients is not None

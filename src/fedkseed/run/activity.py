@@ -39,7 +39,7 @@ class Activity:
     error: str = ""  # with which the run was refused
 
 
-class ActivityFile:
+class ActivityFile(Progress):
     """A watcher that writes the file, hands rounds on to `trackers`, by name, and passes calls on to another."""
 
     def __init__(self, inner: Progress, trackers: Collection[str] = ()) -> None:

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Collection
 from statistics import fmean
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from ..round import Report
 
@@ -13,7 +13,7 @@ Standing: TypeAlias = Literal["training", "waiting", "answered", "late", "refuse
 ROUNDS = 20  # the last ones, whose mean is the pace: more than the rounds between two evaluations, mostly
 
 
-class Progress(Protocol):
+class Progress:
     """The calls that a run makes to its watcher while it works."""
 
     def note(self, text: str) -> None: ...
@@ -23,14 +23,8 @@ class Progress(Protocol):
     def round_done(self, report: Report) -> None: ...
 
 
-class Silent:
+class Silent(Progress):
     """A watcher that shows nothing."""
-
-    def note(self, text: str) -> None: ...
-    def begin(self, what: str, total: int) -> None: ...
-    def advance(self, count: int = 1, loss: float | None = None) -> None: ...
-    def clients(self, numbers: Collection[int], standing: Standing) -> None: ...
-    def round_done(self, report: Report) -> None: ...
 
 
 class RoundPace:

@@ -92,10 +92,7 @@ def line(report: Report) -> str:
     for metric in METRICS:
         if metric.phrase == "" or not metric.says(report):
             continue
-        value = metric.value(report)
-        if metric.phrase is None or value is None:
-            phrase = f"{metric.title} {metric.text(report)}"
-        else:
-            phrase = metric.phrase.format(value)
+        value, plain = metric.value(report), f"{metric.title} {metric.text(report)}"
+        phrase = plain if metric.phrase is None or value is None else metric.phrase.format(value)
         text += phrase if phrase.startswith(",") or not text else f"   {phrase}"
     return text

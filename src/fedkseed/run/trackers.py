@@ -97,13 +97,10 @@ class Trackers:
     @contextmanager
     def copying(self, directory: Path) -> Iterator[None]:
         """Copy from the store of a run, whose lock the caller holds, until the end of the `with` block."""
-        if not self.names:
-            yield
-            return
-        ended, self._store = False, Store(directory)
+        ended, self._store = False, Store(directory) if self.names else None
         try:
             yield
-            self._hand_on(self._store, whole=True)
+            self._hand_on(whole=True)
             ended = True
         finally:
             for name, tracker in self._open.items():
@@ -112,12 +109,11 @@ class Trackers:
             self._open, self._store = {}, None
 
     def round_done(self) -> None:
-        if self._store is not None:
-            self._hand_on(self._store, whole=False)
+        self._hand_on(whole=False)
 
-    def _hand_on(self, store: Store, whole: bool) -> None:
+    def _hand_on(self, whole: bool) -> None:
         """Give each tracker the rounds that it lacks; `whole`: also the last one."""
-        if not self.names or store.rounds < 0:
+        if (store := self._store) is None or not self.names or store.rounds < 0:
             return
         copies, rounds = store.recall(TRACKED) or {}, curves(store)
         last = store.rounds - (not whole)

@@ -33,11 +33,8 @@ SMALLEST = 1e-6  # of the learning rate: where a schedule says 0, a state could 
 def require_obeyed(args: TrainingArguments) -> None:
     """Refuse arguments, away from their defaults, that the trainer would not obey, and one process of several."""
     usual = TrainingArguments(output_dir=args.output_dir, use_cpu=args.use_cpu)
-    away = [
-        field.name
-        for field in fields(TrainingArguments)
-        if field.name not in OBEYED | OTHERS and getattr(args, field.name) != getattr(usual, field.name)
-    ]
+    names = [field.name for field in fields(TrainingArguments) if field.name not in OBEYED | OTHERS]
+    away = [name for name in names if getattr(args, name) != getattr(usual, name)]
     if away:
         said = ", ".join(f"{name}={getattr(args, name)!r}" for name in away)
         raise FedKSeedError(f"fedkseed.Trainer does not obey {said}; leave out {', '.join(away)} (docs/python.md)")
