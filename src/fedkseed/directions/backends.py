@@ -44,7 +44,7 @@ def load(name: str) -> Any:
         KERNELS                                        the families that it has kernels for
         plan(pool, directions, coefficients, device)   a sum, prepared for `combine`
         combine(pieces, plan)                          out = base + (addend + Σ_k c_k z_{j_k}) for each FlatPiece
-        project(pieces, pool)                          the K inner products summed over pieces (tensor, start, v)
+        project(pieces, pool)                          ⟨z_j, v⟩, shape (K,), summed over pieces (tensor, start, v)
 
     Arguments are checked before, and on one device. Values are those of `reference.py`.
     """

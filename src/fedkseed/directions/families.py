@@ -41,7 +41,7 @@ class Family:
         factored: the sums of a family whose directions are outer products; None for other families.
         at_end: whether the inner products are the transform of the sum of a segment's products.
         core: maps c to the numbers that the sums of a factored family are made from: C in its order, or M.
-        require: raises an error unless a factored family allows a size K.
+        power_of: a number that the size K of a factored family is a power of; 1: K is any number.
         informed: whether a basis has the factors.
 
     Raises:
@@ -55,7 +55,7 @@ class Family:
     factored: Sums | None = None
     at_end: bool = False
     core: Callable[[reference.Floats], reference.Floats] = lambda c: c
-    require: Callable[[int], None] = lambda size: None
+    power_of: int = 1
     informed: bool = False
 
     def __post_init__(self) -> None:
@@ -99,22 +99,17 @@ def numbered(number: int) -> Family:
     raise FedKSeedError(f"the message names direction family number {number}; this program knows {numbered}")
 
 
-_tiled = Sums(reference.separable_total, reference.separable_products)
 _of_factors = Sums(reference.informed_total, reference.informed_products)
-_mixed = Sums(reference.informed_total, reference.mixed_products)
+# the same for mixtures z'_j = Σ_k H[k, j] z_k
+_mixed = Sums(reference.informed_total, lambda *place: reference.transform(reference.informed_products(*place)))
+_tiled = Sums(reference.separable_total, reference.separable_products)
 for _family in (
     Family("gaussian", 0, reference.gaussian),
     Family("rademacher", 1, reference.rademacher),
     Family("hadamard", 2, reference.hadamard, Sums(reference.hadamard_total, reference.hadamard_products)),
     Family("hashed", 3, reference.hashed, Sums(reference.hashed_total, reference.hashed_products), at_end=True),
-    Family(
-        "separable", 4, reference.factored, None, _tiled,
-        core=reference.separable_core, require=reference.require_power_of_four,
-    ),
+    Family("separable", 4, reference.factored, None, _tiled, core=reference.separable_core, power_of=4),
     Family("informed", 5, reference.factored, None, _of_factors, informed=True),
-    Family(
-        "mixed", 6, reference.factored, None, _mixed,
-        core=reference.transform, require=reference.require_power_of_two, informed=True,
-    ),
-):  # fmt: skip
+    Family("mixed", 6, reference.factored, None, _mixed, core=reference.transform, power_of=2, informed=True),
+):
     add_family(_family)

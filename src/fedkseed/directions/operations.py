@@ -61,10 +61,7 @@ def materialize(base: Tensor, pool: Pool, c: Numbers, out: Tensor, *, tensor: in
 
 
 def project(v: Tensor, pool: Pool, *, tensor: int = 0, start: int = 0) -> NDArray[np.float64]:
-    """The K inner products ⟨z_j, v⟩ with a tensor, shape (K,): the adjoint of `accumulate_`.
-
-    16-bit numbers are widened exactly, some at a time.
-    """
+    """The K inner products ⟨z_j, v⟩ with a tensor, shape (K,): the adjoint of `accumulate_`."""
     return project_pieces([(tensor, start, v)], pool)
 
 

@@ -62,7 +62,10 @@ class Pool:
                 f"a {self.family} pool needs a power of two as its size K, got {self.size}; "
                 f"the next one is {1 << self.size.bit_length()}"
             )
-        self.record.require(self.size)
+        power_of = self.record.power_of
+        if (self.size & (self.size - 1) and power_of > 1) or (power_of == 4 and self.size.bit_length() % 2 == 0):
+            power = "four, as 256, 1024 or 4096" if power_of == 4 else "two"
+            raise FedKSeedError(f"a {self.family} pool's size K is a power of {power}, got {self.size}")
         if len(self.basis) != (32 if self.informed else 0):
             raise FedKSeedError(
                 f"a {self.family} pool is named by {'the SHA-256 of its basis' if self.informed else 'no basis'}, "

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FedKSeedError
 from .factors import Factor, Matrix
 
 Floats = NDArray[np.float32]
@@ -246,11 +245,6 @@ def informed_products(pool: Pool, v: Floats, tensor: int, rows: range, factor: F
     return found
 
 
-def mixed_products(pool: Pool, v: Floats, tensor: int, rows: range, factor: Factor) -> NDArray[np.float64]:
-    """The same for mixtures z'_j = Σ_k H[k, j] z_k."""
-    return transform(informed_products(pool, v, tensor, rows, factor))
-
-
 def halved(x: NDArray) -> NDArray:
     """The sum over the last axis, filled up with zeros to a power of two: halves onto each other until one is left."""
     n = 1 << (x.shape[-1] - 1).bit_length()
@@ -258,16 +252,6 @@ def halved(x: NDArray) -> NDArray:
     while n := n // 2:
         x = x[..., :n] + x[..., n:]
     return x[..., 0]
-
-
-def require_power_of_four(size: int) -> None:
-    if size & (size - 1) or size.bit_length() % 2 == 0:
-        raise FedKSeedError(f"a separable pool's size K is a power of four, as 256, 1024 or 4096, got {size}")
-
-
-def require_power_of_two(size: int) -> None:
-    if size & (size - 1):
-        raise FedKSeedError(f"a mixed pool's size K is a power of two, got {size}")
 
 
 # --- the operations -----------------------------------------------------------------------------
@@ -349,7 +333,14 @@ def project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray[np.float6
     for segment in range(first // per_segment, -(-last // per_segment)):
         partial = np.zeros(pool.size)
         for number in range(max(first, segment * per_segment), min(last, (segment + 1) * per_segment)):
-            for block in products(pool, whole[(number - first) * unit :][:unit], tensor, number * unit):
+            begin, part = number * unit, whole[(number - first) * unit :][:unit]
+            if pool.transformed:
+                positions = np.arange(begin, begin + unit, dtype=np.int64)
+                blocks = pool.record.transform.products(pool, part, tensor, positions)
+            else:
+                z = (elements(pool, j, tensor, begin, begin + unit) for j in range(pool.size))
+                blocks = [np.array([halved(direction * part) for direction in z])]
+            for block in blocks:
                 partial = partial + block
         result += transform(partial) if pool.record.at_end else partial
     return result
@@ -367,11 +358,3 @@ def _factored_project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray
         whole[low - first * matrix.columns :][: high - low] = v[low - start : high - start]
         result += pool.record.factored.products(pool, whole.reshape(len(band), -1), tensor, band, matrix)
     return result
-
-
-def products(pool: Pool, v: Floats, tensor: int, start: int) -> Floats:
-    """The inner products with one unit, block by block, shape (blocks, K)."""
-    stop = start + v.size
-    if pool.transformed:
-        return pool.record.transform.products(pool, v, tensor, np.arange(start, stop, dtype=np.int64))
-    return np.array([[halved(elements(pool, j, tensor, start, stop) * v) for j in range(pool.size)]], np.float32)

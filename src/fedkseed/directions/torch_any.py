@@ -230,7 +230,6 @@ def plan(pool: Pool, directions: ref.Words, coefficients: ref.Floats, device: to
 
 
 def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
-    """Compute out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend); all are flat."""
     pool, table, pairs = plan
     for tensor, start, base, out, addend in pieces:
         if pool.factored and (matrix := pool.matrix(tensor)) is not None:
@@ -279,7 +278,6 @@ def _project_rows(pool: Pool, tensor: int, start: int, v: Tensor) -> NDArray[np.
 
 
 def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
-    """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v), shape (K,)."""
     total = np.zeros(pool.size)
     each = CHUNK if pool.transformed else max(1, CHUNK // max(pool.size, BLOCK)) * BLOCK
     for tensor, start, narrow in pieces:

@@ -331,10 +331,7 @@ def _way(pool: Pool) -> dict[str, Any] | None:
 
 
 def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
-    """Compute out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend) on one device.
-
-    All are flat; nothing here waits for the device.
-    """
+    """Nothing here waits for the device."""
     pool, *inputs = plan
     for tensor, start, base, out, addend in pieces:
         if not base.numel():
@@ -370,7 +367,6 @@ def _combine_made(piece: tuple[Any, ...], groups: range, pool: Pool, c: Tensor) 
 
 
 def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
-    """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v), shape (K,)."""
     total = np.zeros(pool.size)
     for tensor, start, v in pieces:
         if v.numel():

@@ -9,6 +9,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -73,12 +74,8 @@ class FactoredWeights(Unwritten):
 
     def points(self, coefficients: Sequence[NDArray[np.float32]], loss: Callable[[], Value]) -> list[Value]:
         cores = [self._cores(torch.from_numpy(c)) for c in coefficients]
-
-        def before_turn(number: int) -> None:
-            self.cores = cores[number]
-
         with self._own_cores():
-            return self.side_by_side.run(loss, len(cores), before_turn, _products)
+            return self.side_by_side.run(loss, cores, partial(setattr, self, "cores"), _products)
 
     def gradient(self, loss: Callable[[], Tensor]) -> tuple[float, NDArray[np.float64]]:
         """`Pooled.gradient`, by a pass back through activations, with no gradient of a weight."""

@@ -56,11 +56,8 @@ class Written(Pooled):
                 parameter.grad = None
 
     def _write(self, total: DirectionSum, addends: list[Tensor] | None = None) -> None:
-        pieces = [
-            Piece(entry.number, base, entry.tensor, addend=None if addends is None else addends[k])
-            for k, (entry, base) in enumerate(zip(self.layout.tuned, self.base, strict=True))
-        ]
-        total.combine(pieces)
+        rows = zip(self.layout.tuned, self.base, addends or [None] * len(self.base), strict=True)
+        total.combine([Piece(entry.number, base, entry.tensor, 0, addend) for entry, base, addend in rows])
 
 
 class Materialized(Written):

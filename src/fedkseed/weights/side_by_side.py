@@ -7,6 +7,7 @@ import torch
 from greenlet import getcurrent, greenlet
 
 Value = TypeVar("Value")
+State = TypeVar("State")
 
 
 class SideBySide:
@@ -22,17 +23,17 @@ class SideBySide:
     def run(
         self,
         function: Callable[[], Value],
-        count: int,
-        before_turn: Callable[[int], None],
+        states: Sequence[State],
+        before_turn: Callable[[State], None],
         answer: Callable[[Sequence[Any]], Sequence[Any]] = lambda questions: questions,
     ) -> list[Value]:
-        """The values of several calls of a function.
+        """The values of several calls of a function, one a state.
 
         Args:
-            before_turn: called with a call's number before the call begins or goes on.
+            before_turn: called with a call's state before the call begins or goes on.
             answer: from the questions of all calls that have not ended, one each, their answers.
         """
-        caller = getcurrent()
+        caller, count = getcurrent(), len(states)
         if any(call.dead or call.parent is not caller for call in self._calls):  # after an error, or in another thread
             self._calls = []
         self._calls += [_waiting(caller) for _ in range(count - len(self._calls))]
@@ -44,7 +45,7 @@ class SideBySide:
                 while resume:
                     questions: dict[int, Any] = {}
                     for number in sorted(resume):
-                        before_turn(number)
+                        before_turn(states[number])
                         ended, content = self._calls[number].switch(resume.pop(number))
                         (values if ended else questions)[number] = content
                     resume = dict(zip(questions, answer([*questions.values()]), strict=True))

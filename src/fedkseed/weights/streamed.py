@@ -108,11 +108,7 @@ class Streamed(Unwritten):
     def points(self, coefficients: Sequence[NDArray[np.float32]], loss: Callable[[], Value]) -> list[Value]:
         self._install()
         sums = [DirectionSum.over(self.pool, c) for c in coefficients]
-
-        def before_turn(number: int) -> None:
-            self.sum = sums[number]
-
-        return self.side_by_side.run(loss, len(sums), before_turn)
+        return self.side_by_side.run(loss, sums, partial(setattr, self, "sum"))
 
     def _change_places(self) -> None:
         """Let the other points of a step catch up before an operation on lazy tensors.

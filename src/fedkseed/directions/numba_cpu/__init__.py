@@ -56,7 +56,6 @@ def plan(pool: Pool, directions: ref.Words, coefficients: ref.Floats, device: to
 
 
 def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
-    """Compute out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend); all are flat."""
     pool, kind, directions, coefficients, table = plan
     by_type: dict[torch.dtype, list[tuple[int, ...]]] = {}
     for tensor, start, base, out, addend in pieces:
@@ -78,10 +77,9 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
 
 
 def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
-    """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v), shape (K,).
+    """16-bit numbers are widened some at a time.
 
-    16-bit numbers are widened some at a time: a copy of a whole output matrix would be twice as large as the matrix,
-    in memory that the system has to clear first.
+    A copy of a whole output matrix would be twice as large as the matrix, in memory that the system has to clear first.
     """
     segment, threads, total = max(ref.SEGMENT, pool.unit), torch.get_num_threads(), np.zeros(pool.size)
     each = max(WIDENED, threads) * segment
