@@ -67,13 +67,9 @@ def test_every_variable_of_flowers_that_is_set_is_looked_for():
 
 def test_flowers_numbers_are_the_ones_that_are_reckoned_with():
     assert compat.ERRORS.keys() == {
-        ErrorCode.LOAD_CLIENT_APP_EXCEPTION,
-        ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
-        ErrorCode.MESSAGE_UNAVAILABLE,
-        ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-        ErrorCode.NODE_UNAVAILABLE,
-        ErrorCode.CLIENT_APP_CRASHED,
-    }
+        ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.MESSAGE_UNAVAILABLE,
+        ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED,
+    }  # fmt: skip
     assert compat.NODE_GONE == ErrorCode.NODE_UNAVAILABLE
 
 

@@ -26,6 +26,7 @@ def test_the_key_follows_from_the_identity_and_its_public_half_stands_in_the_pub
     line = request(tmp_path / "alice").read_text()
     key = masking_key(private_key(tmp_path / "alice"))
     assert masking_key_in(line) == X25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw()
+    assert len(masking_comment(private_key(tmp_path / "alice")).split()) == 1
     others = [masking_key(ec.generate_private_key(ec.SECP256R1())) for _ in range(3)]
     assert len({key, *others}) == 4
 
@@ -80,7 +81,3 @@ def test_masks_are_made_for_the_keys_of_the_clients_own_list_alone(tmp_path):
             require_member(file, number, key)
     with pytest.raises(FedKSeedError, match="nowhere"):
         require_member(Path("nowhere"), 0, bob)
-
-
-def test_a_comment_is_one_word():
-    assert len(masking_comment(ec.generate_private_key(ec.SECP256R1())).split()) == 1

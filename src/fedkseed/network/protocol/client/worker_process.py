@@ -94,14 +94,11 @@ _started: list[subprocess.Popen] = []  # kept: Python warns of a Popen that is c
 
 def start_worker(directory: Path) -> subprocess.Popen:
     """Start a worker that outlives this process."""
+    command = [sys.executable, "-m", "fedkseed.network.protocol.client.worker", str(directory)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with open(directory / LOG, "ab", opener=private) as log:
         process = subprocess.Popen(  # noqa: S603 - this program itself
-            [sys.executable, "-m", "fedkseed.network.protocol.client.worker", str(directory)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
         )
     _started.append(process)
     return process
