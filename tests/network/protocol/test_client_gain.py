@@ -168,13 +168,8 @@ def test_a_sum_travels_in_18_bytes_and_anything_else_is_refused():
     assert GainSum.decode(data) == made
     gain = made.gain(4)
     assert (gain.client, gain.rows, gain.change["loss"].mean, gain.verdict) == ("client 4", 12, -3.5 / 12, "unclear")
-    for broken in (
-        data[:-1],
-        data + b"0",
-        b"FKSd" + data[4:],
-        data[:4] + b"\2" + data[5:],
-        data[:5] + b"\7" + data[6:],
-    ):
+    others = b"FKSd" + data[4:], data[:4] + b"\2" + data[5:], data[:5] + b"\7" + data[6:]
+    for broken in (data[:-1], data + b"0", *others):
         with pytest.raises(FedKSeedError, match=r"a gain has 18 bytes|no gain of version 1"):
             GainSum.decode(broken)
     for rows_, change in ((LEAST_ROWS - 1, 1.0), (12, math.nan), (12, math.inf)):
