@@ -263,8 +263,8 @@ def main() -> None:
             for algorithm, alpha, seed, attack, rule
             in product(given.algorithms, given.alphas, range(given.seeds), given.attacks, given.rules)
         ]  # fmt: skip
-        there = [one for one in known if {k: v for k, v in one.items() if k not in MEASURED} in wanted]
-        done = [{k: v for k, v in one.items() if k not in MEASURED} for one in there]
+        settings = [({k: v for k, v in one.items() if k not in MEASURED}, one) for one in known]
+        there, done = [one for own, one in settings if own in wanted], [own for own, _ in settings]
         todo = [{**one, "model": model} for one in wanted if one not in done]
         with ProcessPoolExecutor(given.at_once, get_context("spawn")) as pool, given.out.open("a") as file:
             for k, task in enumerate(as_completed([pool.submit(run, one) for one in todo])):

@@ -93,8 +93,6 @@ def row(
 ) -> Row:
     """Times over those of two bare forwards; of many points, for each pair of them."""
     bare = inference(plain, batch)
-    for job in (bare, *jobs.values()):
-        job()  # not timed: touches all memory once
     seconds = best_of(args.repeats, {"bare": lambda: (bare(), bare()), **jobs}, args.device, within=args.seconds)
     ratios = {name: seconds[name] / seconds["bare"] for name in jobs}
     if "many points" in ratios:

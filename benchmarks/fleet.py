@@ -90,14 +90,9 @@ def broadcast_of(whole: bytes) -> Broadcast:
 
 
 async def client(number: int, keys: Path, port: int, context: ssl.SSLContext, kept: dict[bytes, bytes], gate) -> None:
-    """Take part until the server ends.
-
-    Args:
-        kept: whole broadcasts by the digest of the message that brought them, which all clients of a process share.
-        gate: limits how many connect at once.
-    """
+    """Take part until the server ends; all clients of a process share `kept` broadcasts, by their messages' digests."""
     key = private_key(keys / f"client-{number}")
-    async with gate:
+    async with gate:  # limits how many connect at once
         line = Line(*await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost"))
         _, challenge = await line.ask("GET", "/v1/challenge")
         name = fingerprint(key.public_key())

@@ -11,11 +11,11 @@ missing costs the sections that need it; vectors need PyTorch and Triton alone.
 random weights in the shape of SmolLM2-135M. Weights in blocks are quantised to Q4_1 when the model is loaded.
 """
 
-import argparse
 import gc
 import json
 import sys
 import traceback
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -51,23 +51,7 @@ class WrongResultError(Exception):
     """A result that is not what it must be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The device, the model and the amounts that sections work with."""
-
-    device: str
-    model: str
-    folder: str  # for the models and runs that are made
-    types: tuple[str, ...]
-    weights: int
-    size: int
-    tokens: int
-    probes: int
-    steps: int
-    repeats: int
-
-
-def dense(asked: Settings) -> str:
+def dense(asked: Namespace) -> str:
     """The folder of the model, dense and with a tokenizer; the first section that needs it makes it.
 
     A GGUF file takes half a minute to read, a folder a second.
@@ -97,7 +81,7 @@ def dense(asked: Settings) -> str:
     return str(folder)
 
 
-def vectors(asked: Settings) -> Iterator[Row]:
+def vectors(asked: Namespace) -> Iterator[Row]:
     """The published vectors, by every backend of the device and by the definition."""
     from fedkseed.directions import backends
     from fedkseed.directions.vectors import SECTIONS as KINDS
@@ -121,7 +105,7 @@ def vectors(asked: Settings) -> Iterator[Row]:
         raise WrongResultError(f"{failed} vectors fail, the first is {first}")
 
 
-def digests(asked: Settings) -> Iterator[Row]:
+def digests(asked: Namespace) -> Iterator[Row]:
     """The digests of whole models w(c): streamed on the device, and materialized on the CPU."""
     from fedkseed.directions import FAMILIES
     from fedkseed.models.load import DTYPES
@@ -159,7 +143,7 @@ def digest(
     return weights.digest().hex()[:12], weights.base_digest.hex()[:12]
 
 
-def syncs(asked: Settings) -> Iterator[Row]:
+def syncs(asked: Namespace) -> Iterator[Row]:
     """A sync of flat weights, then all weights of the model made once as they are streamed, over plain copies."""
     import sync
 
@@ -177,7 +161,6 @@ def syncs(asked: Settings) -> Iterator[Row]:
             base = torch.zeros(weights.layout.size, dtype=getattr(torch, dtype), device=asked.device)
             out = torch.empty_like(base)
             jobs = {"copy": partial(out.copy_, base), "made": partial(make_once, model)}
-            jobs["made"]()  # not timed: compiles
             seconds = best_of(asked.repeats, jobs, asked.device)
             what = f"hadamard: the model's weights made as they are streamed, {storage}"
             row: Row = {"type": dtype, "weights": weights.layout.size, "what": what, "K": asked.size}
@@ -195,20 +178,18 @@ def make_once(model: torch.nn.Module) -> None:
                 tensor.rows(first, min(first + step, rows))
 
 
-def steps(asked: Settings) -> Iterator[Row]:
+def steps(asked: Namespace) -> Iterator[Row]:
     """A two-point step in every mode, over two bare forward passes of the dense model."""
     import step
     from fedkseed.weights.modes import MODES
 
-    options = argparse.Namespace(
-        model=dense(asked), storage=["dense", BLOCKS], mode=list(MODES), tokens=[asked.tokens], batch=1,
-        size=asked.size, repeats=asked.repeats, seconds=2, device=asked.device,
-    )  # fmt: skip
+    changed = {"model": dense(asked), "storage": ["dense", BLOCKS], "mode": list(MODES), "tokens": [asked.tokens]}
+    options = Namespace(**vars(asked) | changed, batch=1, seconds=2)
     for dtype in asked.types:
         yield from step.measure(options, dtype)
 
 
-def memory_of(asked: Settings) -> Iterator[Row]:
+def memory_of(asked: Namespace) -> Iterator[Row]:
     """Peak memory of steps, over inference in the same type."""
     from memory import ALWAYS, BASE, Case, measure
 
@@ -223,7 +204,7 @@ def memory_of(asked: Settings) -> Iterator[Row]:
             yield row | {"over inference in this type": over}
 
 
-def probes(asked: Settings) -> Iterator[Row]:
+def probes(asked: Namespace) -> Iterator[Row]:
     """Both points of many probes at once, without making weights, beside inference with a batch of as many rows."""
     import factored
     from fedkseed.models.load import load_model
@@ -242,8 +223,6 @@ def probes(asked: Settings) -> Iterator[Row]:
                 "plain": inference(plain, many),
                 "points": factored.ours(model, weights, one, asked.probes, False)["many points"],
             }
-            for job in jobs.values():
-                job()  # not timed: touches all memory once
             seconds = best_of(asked.repeats, jobs, asked.device, within=4)
             weights.restore()
             made = factored.held(model, ("streamed", family), RANK, asked.size)
@@ -258,7 +237,7 @@ def probes(asked: Settings) -> Iterator[Row]:
             }  # fmt: skip
 
 
-def derivatives(asked: Settings) -> Iterator[Row]:
+def derivatives(asked: Namespace) -> Iterator[Row]:
     """Derivatives by c, and LoRA's step: one pass forward and backward, no optimiser."""
     import factored
     from fedkseed.models.load import load_model
@@ -276,7 +255,6 @@ def derivatives(asked: Settings) -> Iterator[Row]:
     for dtype in asked.types:
         adapted = factored.adapted(load_model(dense(asked), dtype, device=asked.device))
         lora = partial(factored.lora_step, adapted, batch)
-        lora()  # not timed: touches all memory once
         common = {"type": dtype, "tokens": asked.tokens}
         alone = best_of(asked.repeats, {"lora": lora}, asked.device, within=2)["lora"]
         yield {"step": "LoRA, rank 8", **common, "seconds": alone, "over LoRA's": 1.0, "GB beside weights": peak(lora)}
@@ -284,13 +262,12 @@ def derivatives(asked: Settings) -> Iterator[Row]:
             model = load_model(dense(asked), dtype, device=asked.device)
             weights = factored.held(model, way, RANK, asked.size)
             job = factored.ours(model, weights, batch, 1, True)["derivatives"]
-            job()
             seconds = best_of(asked.repeats, {"lora": lora, "ours": job}, asked.device, within=2)
             row: Row = {"step": ", ".join(way), **common, "seconds": seconds["ours"]}
             yield row | {"over LoRA's": seconds["ours"] / seconds["lora"], "GB beside weights": peak(job)}
 
 
-def run(asked: Settings, device: str, **clients: int) -> Any:
+def run(asked: Namespace, device: str, **clients: int) -> Any:
     """The result of a short run: 4 rounds of 2 clients on the sample of Dolly."""
     from fedkseed import start
     from fedkseed.recipe.reading import parse
@@ -317,7 +294,7 @@ def summary(result: Any) -> Row:
     }
 
 
-def runs(asked: Settings) -> Iterator[Row]:
+def runs(asked: Namespace) -> Iterator[Row]:
     """A run on the device, its adapter applied on the CPU, and the same recipe on the CPU.
 
     The first two digests are equal: the same numbers c make the same weights. The third need not be: the forward
@@ -341,7 +318,7 @@ def runs(asked: Settings) -> Iterator[Row]:
     yield row | {"equal to the first": str(other.digest == result.digest)}
 
 
-def two_at_once(asked: Settings) -> Iterator[Row]:
+def two_at_once(asked: Namespace) -> Iterator[Row]:
     """Rounds of two clients that train side by side, each in a process of its own, beside clients in turns."""
     found = dict[int, Any]()
     for at_once in (1, 2):
@@ -353,7 +330,7 @@ def two_at_once(asked: Settings) -> Iterator[Row]:
 
 
 # The parts of the table: functions, whose docstrings say what their rows are, and their time limits in seconds.
-SECTIONS: dict[str, tuple[Callable[[Settings], Iterator[Row]], float]] = {
+SECTIONS: dict[str, tuple[Callable[[Namespace], Iterator[Row]], float]] = {
     "vectors": (vectors, 120), "digests": (digests, 130), "sync": (syncs, 120), "step": (steps, 90),
     "memory": (memory_of, 75), "probes": (probes, 75), "derivatives": (derivatives, 60), "run": (runs, 90),
     "two at once": (two_at_once, 90),
@@ -374,7 +351,7 @@ class Done:
 class Worker:
     """A process that carries out sections, one after the other."""
 
-    def __init__(self, asked: Settings) -> None:
+    def __init__(self, asked: Namespace) -> None:
         context = get_context("spawn")  # a fork would share the parent's state of CUDA
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, asked))
@@ -409,7 +386,7 @@ class Worker:
         self._process.join()
 
 
-def serve(pipe: Connection, asked: Settings) -> None:
+def serve(pipe: Connection, asked: Namespace) -> None:
     """Carry out the sections whose names come through the pipe; send their rows, then what stopped them or ""."""
     while True:
         try:
@@ -434,7 +411,7 @@ def explained(error: BaseException) -> str:
     return f"{type(error).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"
 
 
-def carry_out(asked: Settings, names: Sequence[str], minutes: float) -> Iterator[Done]:
+def carry_out(asked: Namespace, names: Sequence[str], minutes: float) -> Iterator[Done]:
     """Carry out sections, each within its limit and all within some minutes."""
     end, worker = perf_counter() + 60 * minutes, None
     try:
@@ -478,7 +455,7 @@ def write(out: Path, about: Row, sections: Sequence[Done]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Everything that a GPU has to show, in one table.")
+    parser = ArgumentParser(description="Everything that a GPU has to show, in one table.")
     parser.add_argument("--out", type=Path, required=True, help="file of the table; FILE.json is written beside it")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--model", help=f"a model, tiny or random; default: {MODEL}")
@@ -504,8 +481,7 @@ def main() -> None:
         print(about["no SmolLM2"], flush=True)
     sections = {name: Done(name) for name in args.only}
     with TemporaryDirectory() as folder:
-        numbers = {name: getattr(args, name) for name in ("weights", "size", "tokens", "probes", "steps", "repeats")}
-        asked = Settings(args.device, model, folder, tuple(args.types), **numbers)
+        asked = Namespace(**vars(args) | {"model": model, "folder": folder})  # models and runs are made in the folder
         write(args.out, about, list(sections.values()))
         for done in carry_out(asked, args.only, args.minutes):
             sections[done.name] = done

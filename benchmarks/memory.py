@@ -119,7 +119,6 @@ CONFIGS = {
     "smollm2-135m": dict(zip(SHAPE, (30, 576, 1536, 9, 3, 49152), strict=True)) | {"tie_word_embeddings": True},
     "tinyllama-1.1b": dict(zip(SHAPE, (22, 2048, 5632, 32, 4, 32000), strict=True)),
 }
-OPTIONS = dict(zip(("layers", "hidden", "intermediate", "heads", "kv_heads", "vocabulary"), SHAPE, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +253,6 @@ def main() -> None:
     parser = new_parser(__doc__)
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--config", choices=CONFIGS, help="random weights of this shape instead of a model")
-    for option, field in OPTIONS.items():
-        parser.add_argument(f"--{option.replace('_', '-')}", type=int, help=f"{field}, with --config")
     parser.add_argument("--tokens", type=int, default=128)
     every = [*METHODS, *CLIENTS]
     parser.add_argument("--methods", choices=every, nargs="+", default=every, help="beside inference")
@@ -265,9 +262,8 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         model, name = args.model, args.model
         if args.config:
-            given = {field: value for option, field in OPTIONS.items() if (value := getattr(args, option)) is not None}
-            apart(save, CONFIGS[args.config] | given, folder)
-            model, name = folder, ", ".join([f"the shape of {args.config}", *(f"{k} {v}" for k, v in given.items())])
+            apart(save, CONFIGS[args.config], folder)
+            model, name = folder, f"the shape of {args.config}"
         rows = measure_all(model, args, Path(folder) / "message")
     show(f"{name}, 1 x {args.tokens} tokens, K = {POOL.size:,}", rows, as_json=args.json)
 

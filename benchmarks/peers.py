@@ -35,14 +35,8 @@ def efficient_sync(tensors: list[Tensor], buffer: Tensor, directions: int, step:
             w.add_(buffer[: w.numel()].normal_(generator=rng), alpha=-step)
 
 
-def bare_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The mean cross entropy of all logits in float32, as `transformers` computes it, with gradients."""
-    logits: Tensor = model(input_ids=batch.tokens, use_cache=False).logits
-    return cross_entropy(logits[:, :-1].float().flatten(0, 1), batch.labels[:, 1:].flatten())
-
-
 def inference(model: nn.Module, batch: Batch) -> Callable[[], float]:
-    """Inference instead of a step: one forward pass with our loss, which needs less memory than `bare_loss`."""
+    """Inference instead of a step: one forward pass with our loss, which needs less memory than that of all logits."""
     return lambda: batch_loss(model, batch)
 
 
@@ -96,13 +90,17 @@ def copied_step(model: nn.Module, batch: Batch, dtype: torch.dtype) -> Callable[
 def backpropagation(
     model: nn.Module, batch: Batch, optimiser: Callable[..., torch.optim.Optimizer]
 ) -> Callable[[], object]:
-    """An ordinary step by backpropagation, with gradients of all weights and the optimiser's state."""
+    """An ordinary step by backpropagation, with gradients of all weights and the optimiser's state.
+
+    The loss is the mean cross entropy of all logits in float32, as `transformers` computes it.
+    """
     model.requires_grad_(True)
     made = optimiser(model.parameters(), lr=LR)
 
     def step() -> None:
         made.zero_grad()
-        bare_loss(model, batch).backward()
+        logits: Tensor = model(input_ids=batch.tokens, use_cache=False).logits
+        cross_entropy(logits[:, :-1].float().flatten(0, 1), batch.labels[:, 1:].flatten()).backward()
         made.step()
 
     return step

@@ -60,8 +60,6 @@ DELTA = 1e-5
 ERROR = 0.05  # one minus the confidence of a lower bound
 SECRET = bytes(range(32))  # of the noise: the same run prints the same table
 
-# The audit.
-
 HONEST = 10
 OVER = 10.0  # norm of a canary, over the norm to which changes are cut
 GUESSES = (0.025, 0.05, 0.1, 0.2, 0.4)  # shares of the canaries guessed to be in, and out; the best counts
@@ -168,8 +166,6 @@ def at_most(times: int, of: int) -> float:
     """Clopper and Pearson's upper bound on a probability, at half the error."""
     return 1.0 if times == of else float(beta.ppf(1 - ERROR / 2, times + 1, of - times))
 
-
-# The test of membership.
 
 EPSILONS = (8.0, 2.0)
 DENSE = (5, 4)  # steps and batch of a client that sends K numbers

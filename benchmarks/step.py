@@ -64,8 +64,6 @@ def measure(args: argparse.Namespace, dtype: str) -> Iterator[Row]:
 
     def row(name: str, storage: str, batch: Batch, step: Callable[[], object]) -> Row:
         bare = inference(plain, batch)
-        step()  # not timed: compiles, and touches all memory once
-        bare()
         jobs = {"bare": lambda: (bare(), bare()), "step": step}
         seconds = best_of(args.repeats, jobs, args.device, within=args.seconds)
         about: Row = {"one step": name, "type": dtype, "storage": storage, "tokens": batch.tokens.shape[1]}

@@ -104,7 +104,7 @@ def measure(weights: int, sizes: list[int], dtype: torch.dtype, device: str, rep
     syncs = [job for paper, efficient, mine in zip(papers, efficients, by_size, strict=True)
              for job in (paper, efficient, *mine)]  # fmt: skip
     jobs = [copy, add, *syncs, *single]
-    seconds = best_of(repeats, {job.run: job.run for job in jobs}, device)
+    seconds = best_of(repeats, {job.run: job.run for job in jobs}, device, warm=False)
     one_efficient = seconds[efficients[0].run] / efficients[0].timed
 
     def row(job: Job) -> Row:
@@ -125,7 +125,6 @@ def bound(seconds: float, repeats: int) -> Row:
     floats = np.ones((10, 16), np.float32)
     job = np.array([floats.ctypes.data, TURNS], np.int64)
     loop = compiled(turns)
-    loop.ctypes(job.ctypes.data)
     threads = torch.get_num_threads()
     took = best_of(repeats, {"turns": partial(run, loop, job, threads)})["turns"]
     instruction = took / TURNS / TURN

@@ -24,7 +24,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def best_of(
-    repeats: int, jobs: Mapping[Name, Callable[[], object]], device: str = "cpu", within: float = inf
+    repeats: int, jobs: Mapping[Name, Callable[[], object]], device: str = "cpu", within: float = inf, warm: bool = True
 ) -> dict[Name, float]:
     """Seconds of each job: the least of several passes over all jobs.
 
@@ -33,7 +33,10 @@ def best_of(
     Args:
         repeats: number of passes.
         within: seconds after which no further pass begins; two passes are always done.
+        warm: begin with a pass that is not timed, which compiles, and touches all memory once.
     """
+    for job in jobs.values() if warm else ():
+        job()
     seconds, start = dict.fromkeys(jobs, inf), perf_counter()
     for number in range(repeats):
         if number > 1 and perf_counter() - start > within:
@@ -88,13 +91,12 @@ def machine() -> Row:
 
 def commit() -> str:
     """The commit of the code, with a + if files have changed since; `unknown` outside of a checkout."""
-    there = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "check": False}
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--dirty=+"]
     try:
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **there).stdout.strip()  # noqa: S607
-        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], **there).stdout.strip()  # noqa: S607
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
     except OSError:  # no git
-        head = changed = ""
-    return f"{head}+" if head and changed else head or "unknown"
+        return "unknown"
+    return done.stdout.strip() or "unknown"
 
 
 def show(title: str, rows: Sequence[Row], *, as_json: bool = False, notes: Row | None = None) -> None:

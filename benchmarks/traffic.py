@@ -18,8 +18,8 @@ import os
 import sys
 import tempfile
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -230,18 +230,15 @@ async def measure(
     return row, waiting
 
 
-@contextmanager
-def material() -> Iterator[tuple[Path, Path]]:
-    """A temporary folder with one data file a client, and a model's folder."""
-    with tempfile.TemporaryDirectory(prefix="fks") as name:  # short: a worker's socket has a path of 108 characters
-        folder = Path(name)
-        (folder / "data").mkdir()
-        examples = [e for e in read("dolly-sample") if len(e.instruction + e.context + e.response) < SHORT]
-        for number in range(CLIENTS):
-            own = examples[number * EXAMPLES : (number + 1) * EXAMPLES]
-            rows = [{key: getattr(e, key) for key in ("instruction", "context", "response", "category")} for e in own]
-            (folder / "data" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        yield folder / "data", untrained(folder / "model")
+def write_data(folder: Path) -> Path:
+    """Write a data file for each client."""
+    folder.mkdir()
+    examples = [e for e in read("dolly-sample") if len(e.instruction + e.context + e.response) < SHORT]
+    for number in range(CLIENTS):
+        own = examples[number * EXAMPLES : (number + 1) * EXAMPLES]
+        rows = [{key: getattr(e, key) for key in ("instruction", "context", "response", "category")} for e in own]
+        (folder / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
 
 
 def untrained(folder: Path) -> Path:
@@ -258,9 +255,10 @@ def main() -> None:
     parser.add_argument("--idle", type=float, default=90.0, help="seconds of idle traffic to measure; 0 for none")
     options = parser.parse_args()
     rows, idle = list[Row](), list[Row]()
-    with material() as (data, model):
+    with tempfile.TemporaryDirectory(prefix="fks") as place:  # short: a worker's socket has a path of 108 characters
+        data, model = write_data(Path(place) / "data"), untrained(Path(place) / "model")
         for name in options.only:
-            folder, wait = data.parent / name, 0.0 if idle else options.idle
+            folder, wait = Path(place) / name, 0.0 if idle else options.idle
             row, waiting = asyncio.run(measure(folder, TRAININGS[name], data, model, options.rounds, wait))
             print(row, file=sys.stderr)
             rows.append(row)

@@ -97,18 +97,10 @@ def bare(name: str, cohort: int = COHORT) -> Callable[[], None]:
 
 
 class Meter:
-    """A clock of rounds that take turns with bare training of as many visits, in one process.
-
-    Args:
-        work: the bare training.
-        processor: the processor seconds used so far.
-
-    Attributes:
-        turns: of every turn but the first, which warms up: seconds of the round, processor seconds of it, and both of
-            bare training.
-    """
+    """A clock of rounds that take turns with bare training of as many visits, `work`, in one process."""
 
     def __init__(self, work: Callable[[], object], processor: Callable[[], float] = time.process_time) -> None:
+        # of each turn but the first, which warms up: seconds and processor seconds of the round, and of bare training
         self.turns: list[tuple[float, float, float, float]] = []
         self._work, self._processor, self._warm = work, processor, False
         self._cpu = self._wall = 0.0

@@ -55,12 +55,7 @@ def test_every_experiment_has_a_dry_run_which_needs_no_weights(name, scale, monk
 
 def test_a_dry_run_reads_the_config_of_a_model_once(monkeypatch):
     read = []
-
-    def architecture(model):
-        read.append(model)
-        return LLAMA
-
-    monkeypatch.setattr(dry_run, "architecture", architecture)
+    monkeypatch.setattr(dry_run, "architecture", lambda model: read.append(model) or LLAMA)
     assert len(estimate(load("figure-12", "small"), GIVEN, seconds=1.0).rows) == 4 * 6 + 5 * 3
     assert len(read) == 1
 

@@ -38,9 +38,9 @@ FILES = {"table.md", "table.csv", "figure.png", "figure.svg", "about.json"}
 def experiment(model_folder, data_file) -> Experiment:
     """Figure 7 with the smallest model, two values of K, two seeds and two rounds of two steps."""
     whole = load("figure-7", "tiny")
-    return replace(
+    return varied(
         whole,
-        axes=whole.axes | {"method": ["fedkseed"], "directions.size": [16, 64]},
+        {"method": ["fedkseed"], "directions.size": [16, 64]},
         recipe={
             **whole.recipe,
             "data": {"source": str(data_file), "max_tokens": 200, "held_out": "capital"},
@@ -76,10 +76,10 @@ def test_what_is_not_installed_is_said_before_the_first_run(
     found = reproducing.find_spec
     monkeypatch.setattr(reproducing, "find_spec", lambda name: None if name == package else found(name))
     methods = {"fedkseed": {}, method: {"training": {"algorithm": method}}}
-    wanted = replace(experiment, methods=methods, axes=experiment.axes | {"method": [*methods]})
+    wanted = varied(experiment, {"method": [*methods]}, methods=methods)
     message = rf"figure-7 needs the package {package}: pip install 'fedkseed\[{extra}\]'; no run was begun"
     with pytest.raises(FedKSeedError, match=message):
-        reproduce(Reproduction(wanted, tmp_path, given(experiment)))
+        reproduced(wanted, tmp_path)
     assert counted == []
 
 
@@ -100,6 +100,17 @@ def untimed(path: Path) -> list[dict[str, str]]:
 
 def given(experiment: Experiment) -> dict[str, str]:
     return {"model": experiment.models["tiny"]["model"]["name"]}
+
+
+def varied(experiment: Experiment, axes: dict[str, list], **changes) -> Experiment:
+    """An experiment with other values on some axes, and other changes."""
+    return replace(experiment, axes=experiment.axes | axes, **changes)
+
+
+def searching(experiment: Experiment, axes: dict[str, list], **changes) -> Experiment:
+    """An experiment of one K that searches the best rate on one seed."""
+    choose = {"axis": "training.lr", "seeds": 1}
+    return varied(experiment, {"directions.size": [16], **axes}, **{"choose": choose, **changes})
 
 
 def reproduced(experiment: Experiment, output: Path, **options) -> Path:
@@ -141,14 +152,10 @@ def test_an_experiment_writes_its_table_and_figure_and_does_nothing_twice(experi
 
 @pytest.mark.usefixtures("quick_memory")
 def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp_path, counted):
-    searched = replace(
-        experiment,
-        axes=experiment.axes | {"method": ["fedkseed", "fedit"], "directions.size": [16], "training.lr": [1e-3, 1e-2]},
-        output="speed",
-        options={"reference": {"method": "fedkseed"}, "steps": 4, "steps a round": {"default": 2}},
-        choose={"axis": "training.lr", "seeds": 1},
-        recipe=merge(experiment.recipe, {"evaluation": {"metrics": ["accuracy"]}}),
-    )
+    options = {"reference": {"method": "fedkseed"}, "steps": 4, "steps a round": {"default": 2}}
+    recipe = merge(experiment.recipe, {"evaluation": {"metrics": ["accuracy"]}})
+    axes = {"method": ["fedkseed", "fedit"], "training.lr": [1e-3, 1e-2]}
+    searched = searching(experiment, axes, output="speed", options=options, recipe=recipe)
     folder = reproduced(searched, tmp_path)
     drawn = {name: (folder / name).read_bytes() for name in ("table.md", "table.csv", "by-round.md", "figure.svg")}
     records = json.loads((folder / "runs.json").read_text())
@@ -181,11 +188,7 @@ def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp
 
 
 def test_runs_on_record_are_not_done_again_where_their_recipe_is_the_same(experiment, tmp_path, counted):
-    searched = replace(
-        experiment,
-        axes=experiment.axes | {"directions.size": [16], "training.lr": [1e-4, 2e-4]},
-        choose={"axis": "training.lr", "seeds": 1},
-    )
+    searched = searching(experiment, {"training.lr": [1e-4, 2e-4]})
     whole = reproduced(searched, tmp_path / "first")
     assert len(counted) == 4  # two trials, two seeds
     clone(whole, tmp_path / "clone")
@@ -196,7 +199,7 @@ def test_runs_on_record_are_not_done_again_where_their_recipe_is_the_same(experi
     runs = [{*json.loads((folder / "about.json").read_text())["runs"]} for folder in (whole, again)]
     assert runs[0] == runs[1]
 
-    more = replace(searched, name="more", axes=searched.axes | {"directions.size": [16, 64]})
+    more = varied(searched, {"directions.size": [16, 64]}, name="more")
     grown = reproduced(more, tmp_path / "third", records=tmp_path / "clone")
     assert len(counted) == 8  # those of K = 64 alone
     small, large = rows(grown / "table.csv")
@@ -243,14 +246,14 @@ def test_a_basis_is_made_of_public_text_once_and_named_in_the_results(experiment
 
 
 def test_records_of_another_model_or_other_data_are_refused(experiment, tmp_path, counted):
-    one = replace(experiment, axes=experiment.axes | {"directions.size": [16]}, seeds=1)
+    one = varied(experiment, {"directions.size": [16]}, seeds=1)
     whole = reproduced(one, tmp_path / "first")
     for what in ("a base model of digest", "data of digest"):
         records = tmp_path / what.split()[0]
         tree = json.loads((whole / "runs.json").read_text())
         tree["runs"][0]["digests"][what] = "0" * 64
         (clone(whole, records) / "runs.json").write_text(json.dumps(tree))
-        both = replace(one, axes=one.axes | {"directions.size": [16, 64]})
+        both = varied(one, {"directions.size": [16, 64]})
         with pytest.raises(FedKSeedError, match=f"has {what} .*runs of one experiment need the same"):
             reproduced(both, tmp_path / "second", records=records)
 
@@ -303,7 +306,7 @@ def test_the_table_holds_means_and_standard_deviations_over_seeds(experiment, tm
 
 
 def test_a_run_that_was_stopped_goes_on_and_ends_the_same(experiment, tmp_path):
-    few = replace(experiment, axes=experiment.axes | {"directions.size": [16]}, seeds=1)
+    few = varied(experiment, {"directions.size": [16]}, seeds=1)
     (job,) = make_jobs(Reproduction(few, tmp_path / "stopped", given(few)))
 
     class StopError(Exception):
@@ -367,9 +370,9 @@ def test_the_best_value_is_chosen_on_seeds_of_its_own(experiment, tmp_path, coun
 
 def test_each_method_is_searched_and_its_difference_to_fedmezo_is_paired_by_seed(experiment, tmp_path):
     whole = load("figure-12", "tiny")
-    searched = replace(
+    searched = varied(
         whole,
-        axes=whole.axes | {"method": ["fedavg", "fedmezo", "fedkseed"], "variant": ["mid", "high", "mid-fine"]},
+        {"method": ["fedavg", "fedmezo", "fedkseed"], "variant": ["mid", "high", "mid-fine"]},
         recipe=experiment.recipe | {"trust": {"guard": 0.05}},  # refuses what a thousand times FedAvg's rate does
         models=experiment.models,
         datasets=experiment.datasets,
@@ -396,9 +399,9 @@ def test_each_method_is_searched_and_its_difference_to_fedmezo_is_paired_by_seed
 
 
 def test_a_table_along_rates_does_without_those_whose_runs_end_with_an_error(experiment, tmp_path):
-    rates = replace(
+    rates = varied(
         experiment,
-        axes=experiment.axes | {"method": ["fedavg"], "directions.size": [16], "training.lr": [1e-3, 30.0]},
+        {"method": ["fedavg"], "directions.size": [16], "training.lr": [1e-3, 30.0]},
         output="against",
         options={"x": "training.lr", "measures": ["loss"], "log": True},
         recipe=experiment.recipe | {"trust": {"guard": 0.05}},
@@ -410,18 +413,13 @@ def test_a_table_along_rates_does_without_those_whose_runs_end_with_an_error(exp
     assert "No result: η 30, seed 0." in written.decode()
     assert redraw(rates, tmp_path) == folder
     assert (folder / "table.md").read_bytes() == written
-    hopeless = replace(rates, axes=rates.axes | {"training.lr": [30.0, 60.0]})
+    hopeless = varied(rates, {"training.lr": [30.0, 60.0]})
     with pytest.raises(FedKSeedError, match="all runs of figure-7 ended with an error"):
         reproduced(hopeless, tmp_path)
 
 
 def test_a_trial_that_another_process_works_on_is_not_taken_for_one_that_failed(experiment, tmp_path, counted):
-    searched = replace(
-        experiment,
-        axes=experiment.axes | {"directions.size": [16], "training.lr": [1e-3, 1e-4]},
-        choose={"axis": "training.lr", "seeds": 1},
-        output="curves",
-    )
+    searched = searching(experiment, {"training.lr": [1e-3, 1e-4]}, output="curves")
     busy = make_jobs(Reproduction(searched, tmp_path, given(searched)), seeds=[2])[1]
     with (
         Store.create(busy.directory, busy.recipe.to_toml()),
@@ -432,12 +430,9 @@ def test_a_trial_that_another_process_works_on_is_not_taken_for_one_that_failed(
 
 
 def test_a_search_of_which_no_value_ends_is_refused(experiment, tmp_path):
-    hopeless = replace(
-        experiment,
-        axes=experiment.axes | {"method": ["fedavg"], "directions.size": [16], "training.lr": [30.0, 60.0]},
-        choose={"axis": "training.lr", "seeds": 1},
-        output="curves",
-        recipe=experiment.recipe | {"trust": {"guard": 0.05}},
+    recipe = experiment.recipe | {"trust": {"guard": 0.05}}
+    hopeless = searching(
+        experiment, {"method": ["fedavg"], "training.lr": [30.0, 60.0]}, output="curves", recipe=recipe
     )
     with pytest.raises(FedKSeedError, match=r"no value of training.lr ended with a loss; give it smaller ones"):
         reproduced(hopeless, tmp_path)
@@ -558,7 +553,7 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
 
 def test_table_2_has_differences_to_the_rival_for_each_data_set_paired_by_seed():
     experiment = load("table-2", "stories")
-    experiment = replace(experiment, axes=experiment.axes | {"method": ["fedmezo", "fedit", "fedkseed"]})
+    experiment = varied(experiment, {"method": ["fedmezo", "fedit", "fedkseed"]})
     even, uneven = "dolly-even", "dolly-uneven"
     rouge = {  # of seeds 0 and 1
         (uneven, "fedmezo"): (1, 2), (uneven, "fedit"): (5, 8), (uneven, "fedkseed"): (3, 4),

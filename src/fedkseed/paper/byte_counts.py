@@ -42,10 +42,7 @@ DATAJUICER = Architecture(2048, 5504, 24, 32000, 2048, 2048)
 LLAMA = Architecture(3200, 8640, 26, 32000, 3200, 3200)
 PAPER = {"datajuicer/LLaMA-1B-dj-refine-150B": DATAJUICER, "openlm-research/open_llama_3b": LLAMA}
 TITLES = {"DataJuicer-1.3B": DATAJUICER, "LLaMA-3B": LLAMA}
-SEEDS = {  # K
-    "DataJuicer-1.3B": {"fedkseed": 4096, "fedkseed-pro": 1024},
-    "LLaMA-3B": {"fedkseed": 4096, "fedkseed-pro": 2048},
-}
+SEEDS = {title: {"fedkseed": 4096, "fedkseed-pro": k} for title, k in zip(TITLES, (1024, 2048), strict=True)}  # K
 
 # Table 3 as printed: method -> for each model the communication, and the measured peak GPU memory.
 TABLE_3 = {
@@ -102,13 +99,10 @@ def kseed(size: int, steps: int = 200, *, importance: bool = False) -> tuple[int
 
 def communication(method: str, sizes: Architecture, size: int = 4096, steps: int = 200) -> int:
     """Bytes of a client in a round, down and up together, as the paper counts them."""
-    match method:
-        case "fedavg" | "fedzo" | "fedmezo":
-            return FLOAT * sizes.weights  # in all: see this file's docstring
-        case "fedkseed" | "fedkseed-pro":
-            return sum(kseed(size, steps, importance=method == "fedkseed-pro"))
-        case _:
-            return 2 * FLOAT * trainable(method, sizes)
+    if method in ("fedkseed", "fedkseed-pro"):
+        return sum(kseed(size, steps, importance=method == "fedkseed-pro"))
+    ways = 1 if method in ("fedavg", "fedzo", "fedmezo") else 2  # see this file's docstring
+    return ways * FLOAT * trainable(method, sizes)
 
 
 def printed(count: float) -> str:

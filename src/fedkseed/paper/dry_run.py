@@ -34,7 +34,10 @@ def estimate(
     """
     if "method" not in experiment.axes:
         return ResultTable([], (f"{experiment.name} has no runs: it measures directions, and nothing is sent.",))
-    speed = inf if seconds is not None else _flops()
+    speed = inf  # floating-point operations a second, of a float32 matrix product
+    if seconds is None:
+        a = torch.ones(1024, 1024, device="cuda" if torch.cuda.is_available() else "cpu")
+        speed = 2 * 1024**3 / min(repeat(lambda: (a @ a).sum().item(), number=1, repeat=5))
     sizes_of = cache(architecture)  # a config of GGUF takes seconds to read, and rows share a model
     rows: list[dict[str, Cell]] = []
     for planned in experiment.plan(seeds=[0]):
@@ -111,9 +114,3 @@ def _bytes_of(method: str, sizes: Architecture, table: Tree, cohort: int) -> tup
             return None, None
         case _:
             return 4 * trainable(method, sizes), 4 * trainable(method, sizes)
-
-
-def _flops(size: int = 1024) -> float:
-    """Floating-point operations a second of a float32 matrix product, on a GPU if there is one, else the CPU."""
-    a = torch.ones(size, size, device="cuda" if torch.cuda.is_available() else "cpu")
-    return 2 * size**3 / min(repeat(lambda: (a @ a).sum().item(), number=1, repeat=5))

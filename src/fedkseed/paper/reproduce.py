@@ -173,11 +173,7 @@ def make_jobs(
 
 
 def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, may_fail: bool = False) -> list[RunOutcome] | None:
-    """Finish the runs of a part, one by one; where it `may_fail`, a run that diverges has no result.
-
-    Returns:
-        The results of all runs that did not fail; None if other parts have not finished theirs.
-    """
+    """Finish the runs of a part; returns the results of all that did not fail, or None while other parts have some."""
     failed = set[Path]()
     todo = [job for job in jobs[part[0] - 1 :: part[1]] if job.outcome() is None]
     with Bars(sum(job.recipe.training.rounds for job in todo) or 1) as bars:
@@ -185,7 +181,7 @@ def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, may_fail: bool =
             try:
                 _finish(job, bars)
             except FedKSeedError as error:
-                # a run that another process works on did not fail: that process may finish it
+                # one whose rate is too high diverges; one that another process works on did not fail: it may finish it
                 if not may_fail or not job.begun or locked(job.directory / "lock"):
                     raise
                 failed.add(job.directory)
