@@ -163,10 +163,7 @@ class DirectionsTable(Table):
             yield f"size: at most {MAX_BROADCAST} are sent, got {self.size}"
         named_one = self.basis is not None or self.basis_digest is not None
         if self.informed and not named_one:
-            yield (
-                f"the family {self.family} takes its directions from a basis: make one with `fedkseed basis`, and set "
-                "basis = 'FILE'"
-            )
+            yield f"the family {self.family} takes its directions from a basis: make one with `fedkseed basis`, set it"
         if named_one and not self.informed:
             yield f"the family {self.family} has no basis: leave basis and basis_digest out"
 
@@ -307,10 +304,7 @@ class PrivacyTable(Table):
         if self.epsilon is None and self.noise is None:
             yield "[privacy] has neither epsilon nor noise: give epsilon, and delta far below 1 / clients"
         if self.unit == "example" and (self.noise is not None or self.simulated is not None or self.colluding):
-            yield (
-                "[privacy] unit = 'example': each client finds its own noise from epsilon and delta and adds all of "
-                "it; leave noise, simulated and colluding out"
-            )
+            yield "[privacy] unit = 'example': each client finds its own noise; leave noise, simulated, colluding out"
 
 
 class TrustTable(Table):
@@ -395,10 +389,7 @@ class EvaluationTable(Table):
             if name not in METRICS and not own_code.is_own(name):
                 yield f"metrics are {', '.join(map(repr, METRICS))}, {OWN_FUNCTION}, got {name!r}"
         if self.written and not self.generated:
-            yield (
-                f"the metric {self.written[0]!r} scores written answers, and generated = 0 of them are asked for: set "
-                "generated, 16 or more, or leave the metric out"
-            )
+            yield f"the metric {self.written[0]!r} scores written answers, and generated = 0 of them: set generated"
         if sum(rows.clients is not None for rows in self.further) > 1:
             yield "two sets are of the clients' own rows: give one, with as many rows as you need"
         for what in ("name", "held_out"):
@@ -407,10 +398,8 @@ class EvaluationTable(Table):
                 yield f"two sets have the {what} {twice[0]!r}: give each its own"
         choosing = [name for name in self.measured if name in PREDICTED]
         if self.best not in (None, *choosing):
-            yield (
-                f"best is a metric that every evaluation measures, {' or '.join(map(repr, choosing))} in this recipe, "
-                f"got {self.best!r}"
-            )
+            names = " or ".join(map(repr, choosing))
+            yield f"best is a metric that every evaluation measures, {names} in this recipe, got {self.best!r}"
         if self.best is not None and not self.every:
             yield "best and patience choose among the evaluations of a run: set every, too, as every = 5"
 
@@ -497,7 +486,7 @@ class Recipe(Table):
         directions = self.directions
         if directions.informed and directions.basis_digest is None:
             raise FedKSeedError(
-                "[directions] basis_digest is missing: a run writes it into its recipe.toml, `fedkseed pin` into yours"
+                "[directions] basis_digest is missing: a run writes it, or `fedkseed pin` into your recipe"
             )
         digest = bytes.fromhex(directions.basis_digest or "")
         return Pool(pool_key(self.seed), directions.size, directions.family, digest)

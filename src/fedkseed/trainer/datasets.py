@@ -117,9 +117,7 @@ def _by_column(dataset: Any, column: str) -> dict[str, Any]:
         for row, value in enumerate(values):
             places.setdefault(str(value), []).append(row)
     except (KeyError, TypeError, IndexError) as error:
-        raise FedKSeedError(
-            f"client_column = {column!r} is no column of each row of train_dataset; rows are to be dicts that have it"
-        ) from error
+        raise FedKSeedError(f"client_column = {column!r} is no column of each row; give dicts that have it") from error
     return {name: Subset(dataset, rows) for name, rows in places.items()}
 
 
@@ -135,9 +133,9 @@ def _require_rows(datasets: Mapping[str, Any]) -> None:
         raise FedKSeedError("train_dataset has no client; give a dataset, a list or dict of datasets, one a client")
     for name, rows in datasets.items():
         if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
+            kind = type(rows).__name__
             raise FedKSeedError(
-                f"the dataset {name!r} is a {type(rows).__name__}; give one whose length is known and whose rows have "
-                "numbers"
+                f"the dataset {name!r} is a {kind}; give one whose length is known and rows have numbers"
             )
         if not len(rows):
             raise FedKSeedError(f"the dataset {name!r} has no row; leave the client out")
