@@ -96,32 +96,6 @@ def test_the_number_of_threads_changes_no_bit(family):
     np.testing.assert_array_equal(*projected)
 
 
-def test_every_float16_and_bfloat16_survives_a_sum_of_zero():
-    """All 65,536 patterns: reading and writing a type are inverse, NaN stays NaN, −0 becomes +0."""
-    pool = Pool(0, 4, "hadamard")
-    for dtype in (torch.float16, torch.bfloat16):
-        every = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(dtype)
-        out = torch.empty_like(every)
-        materialize(every, pool, np.zeros(4), out)
-        number = ~torch.isnan(every)
-        assert torch.equal(torch.isnan(out), ~number)
-        assert torch.equal(out[number], every[number])
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_rounding_is_to_nearest_even_as_in_pytorch(dtype):
-    """float32 sums around every halfway point of the 16-bit type, in all magnitudes."""
-    base = torch.arange(0, 32768, 7, dtype=torch.int32).to(torch.int16).view(dtype)
-    base = base[torch.isfinite(base)]
-    pool = Pool(0, 1, "gaussian")
-    for fraction in (0.25, 0.5, 0.75, 1.5):
-        step = (torch.nextafter(base, torch.full_like(base, torch.inf)) - base).float()
-        addend = torch.nan_to_num(step, posinf=1e30) * fraction
-        out = torch.empty_like(base)
-        DirectionSum(pool, *NO_TERMS).combine([Piece(0, base, out, addend=addend)])
-        assert torch.equal(out, (base.float() + addend).to(dtype))
-
-
 @pytest.mark.parametrize(
     ("family", "size"),
     [(family, size) for family in PLAIN for size in (1, 8, 64)]

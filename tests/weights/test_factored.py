@@ -203,24 +203,6 @@ def test_logits_are_made_for_one_point_at_a_time(monkeypatch):
     assert [batch for rows, batch in seen if rows == 512] == [len(TOKENS)] * 2
 
 
-def test_a_loss_that_fails_at_one_point_leaves_the_weights_usable():
-    model, weights = held("separable", CONFIGS[0])
-    loss, calls = loss_of(model), []
-
-    def broken() -> float:
-        calls.append(1)
-        value = loss()
-        if len(calls) == 2:
-            raise ValueError("broken")
-        return value
-
-    before = loss()
-    with pytest.raises(ValueError, match="broken"):
-        weights.both(3, 1e-2, broken)
-    weights.settle()
-    assert loss() == before
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_local_steps_end_where_those_of_written_weights_end(family):
     found = []

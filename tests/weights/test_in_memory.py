@@ -11,12 +11,9 @@ from fedkseed.weights.in_memory import InPlace, Written
 from fedkseed.weights.layout import Layout
 
 from ..conftest import CONFIGS, EVERYWHERE, tiny_llama
+from .test_streamed import coefficients
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-def coefficients(size: int) -> np.ndarray:
-    return np.random.default_rng(0).normal(size=size).astype(np.float32) * np.float32(1e-3)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)

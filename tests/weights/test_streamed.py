@@ -43,6 +43,14 @@ def coefficients(size: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=size).astype(np.float32) * np.float32(1e-3)
 
 
+def streamed(family: str = "hadamard"):
+    """A model, and its weights, which no memory holds: streamed, or factored in a factored family."""
+    model = tiny_llama()
+    weights = hold(model, Pool(1, 64, family))
+    weights.load(coefficients(64))
+    return model, weights
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
 def test_a_streamed_model_gives_the_losses_of_a_written_one_bit_for_bit(config, dtype):
@@ -108,10 +116,9 @@ def test_nothing_is_written_and_no_second_model_is_held():
     assert weights.digest() == weights.base_digest
 
 
-def test_a_loss_that_fails_ends_both_points_and_leaves_the_model_usable():
-    model = tiny_llama()
-    weights = hold(model, Pool(1, 64, "hadamard"))
-    weights.load(coefficients(64))
+@pytest.mark.parametrize("family", ["hadamard", "separable"])
+def test_a_loss_that_fails_ends_both_points_and_leaves_the_model_usable(family):
+    model, weights = streamed(family)
     loss, calls = loss_of(model), []
 
     def failing() -> float:
@@ -130,9 +137,7 @@ def test_a_loss_that_fails_ends_both_points_and_leaves_the_model_usable():
 
 
 def test_the_points_of_a_step_go_on_after_a_loss_that_fails_and_in_another_thread():
-    model = tiny_llama()
-    weights = hold(model, Pool(1, 64, "hadamard"))
-    weights.load(coefficients(64))
+    model, weights = streamed()
     loss = loss_of(model)
     want = weights.both(3, 1e-3, loss)
 
@@ -148,8 +153,7 @@ def test_the_points_of_a_step_go_on_after_a_loss_that_fails_and_in_another_threa
 
 
 def test_a_step_keeps_no_batch_when_it_is_done():
-    model = tiny_llama()
-    weights = hold(model, Pool(1, 64, "hadamard"))
+    model, weights = streamed()
     tokens = TOKENS.clone()
     weights.both(3, 1e-3, partial(loss_of(model), tokens))
     kept = weakref.ref(tokens)
@@ -246,8 +250,7 @@ def test_gradients_pass_through_a_lazy_matrix(values):
 
 
 def test_a_densified_model_holds_its_weights():
-    model, written = tiny_llama(), tiny_llama()
-    hold(model, Pool(1, 64, "hadamard"), mode="streamed").load(coefficients(64))
+    (model, _), written = streamed(), tiny_llama()
     hold(written, Pool(1, 64, "hadamard"), mode="materialized").load(coefficients(64))
     densify(model)
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -267,16 +270,13 @@ def test_a_densified_model_holds_its_weights():
     ],
 )
 def test_writing_to_weights_that_do_not_exist_is_refused(write):
-    model = tiny_llama()
-    hold(model, Pool(1, 64, "hadamard"), mode="streamed").load(coefficients(64))
+    model, _ = streamed()
     with pytest.raises((FedKSeedError, RuntimeError), match="densify"):
         write(model)
 
 
 def test_threads_that_read_one_model_do_not_disturb_each_other():
-    model = tiny_llama()
-    hold(model, Pool(1, 64, "hadamard"), mode="streamed").load(coefficients(64))
-    loss = loss_of(model)
+    loss = loss_of(streamed()[0])
     want = [loss(TOKENS + k) for k in range(40)]
     with ThreadPoolExecutor(3) as threads:
         assert list(threads.map(lambda k: loss(TOKENS + k), range(40))) == want
@@ -313,8 +313,8 @@ def test_a_strided_parameter_and_autocast_are_refused():
     model.weight = nn.Parameter(torch.zeros(3, 4).t())
     with pytest.raises(FedKSeedError, match="weight is a strided view"):
         hold(model, Pool(1, 64, "hadamard"))
-    model = tiny_llama()
-    weights, loss = hold(model, Pool(1, 64, "hadamard")), loss_of(model)
+    model, weights = streamed()
+    loss = loss_of(model)
 
     def cast() -> float:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -326,9 +326,7 @@ def test_a_strided_parameter_and_autocast_are_refused():
 
 
 def test_settling_after_restoring_installs_again():
-    model = tiny_llama()
-    weights = hold(model, Pool(1, 64, "hadamard"), mode="streamed")
-    weights.load(coefficients(64))
+    _, weights = streamed()
     before = weights.digest()
     weights.restore()
     weights.move(3, 1e-3)
