@@ -131,23 +131,20 @@ class Replay:
     def add_(self, accumulator: KeptUploads, upload: Upload | Change) -> None:
         """Keep an upload: floating-point numbers are added up in one order, when all have come."""
         accumulator.arrivals.require(upload)
+        local, size, tensors = self.settings.local, self.pool.size, len(self.settings.tensors)
         if isinstance(upload, Upload):
-            require_scalars(upload, self.settings.local.scalars, self.settings.local.clip)
-        else:
-            self._require(upload)
-        accumulator.keep_(upload)
-
-    def _require(self, upload: Change) -> None:
-        size, tensors = self.pool.size, len(self.settings.tensors)
-        if self.kind != "by tensor":
-            require_size(upload, self.settings.local.scalars if self.kind == "shared" else size)
+            require_scalars(upload, local.scalars, local.clip)
+        elif self.kind == "shared":
+            require_size(upload, local.scalars)
+            require_clipped(upload.client, upload.values, local.clip)
+        elif self.kind == "projected":
+            require_size(upload, size)
         elif upload.counts.size != tensors or (upload.counts > size).any():
             raise FedKSeedError(
                 f"client {upload.client} sent {upload.values.size} numbers for {upload.counts.size or 1} tensors, "
                 f"up to {size} numbers for each of {tensors} tensors were asked for"
             )
-        if self.kind == "shared":
-            require_clipped(upload.client, upload.values, self.settings.local.clip)
+        accumulator.keep_(upload)
 
     def finish(self, accumulator: KeptUploads) -> ReplayState:
         """The state with the round's coefficients appended: Σ_i (n_i / n) of those of client i with n_i examples."""

@@ -165,11 +165,6 @@ def _write_survivors(message: records.Survivors) -> Written:
     return 0, fixed, [*_roster(message), message.broadcast, there, message.bundles.tobytes()]
 
 
-def _survivors_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
-    members, bundles, size = fixed
-    return [4 * members, KEY * members, 32, -(-members // 8), bundles * size]
-
-
 def _read_survivors(head: Head, fixed: Sequence[Any], parts: Parts) -> records.Survivors:
     members, *shape = fixed
     bits = np.unpackbits(np.frombuffer(parts[3], np.uint8), bitorder="little").astype(bool)
@@ -244,8 +239,8 @@ ROWS: tuple[Kind[Any], ...] = (
         lambda head, fixed: [-(-fixed[2] * fixed[1] // 8), fixed[3] * fixed[4]], _read_masked,
     ),
     Kind(
-        10, records.Survivors, "request for shares", struct.Struct("<HHH"), _write_survivors, _survivors_sizes,
-        _read_survivors,
+        10, records.Survivors, "request for shares", struct.Struct("<HHH"), _write_survivors,
+        lambda head, fixed: [4 * fixed[0], KEY * fixed[0], 32, -(-fixed[0] // 8), fixed[1] * fixed[2]], _read_survivors,
     ),
     Kind(
         11, records.Shares, "shares", struct.Struct("<II"),
