@@ -49,11 +49,8 @@ def test_longer_examples_are_left_out_and_counted(tmp_path, model_folder, data_f
     short = share_out(recipe(tmp_path, model_folder, data_file), tokenizer)
     lengths = sorted(len(e.tokens) for part in short.clients for e in part)
     limit = lengths[len(lengths) // 2]
-    text = recipe_text(model_folder, data_file, max_tokens=f"max_tokens = {limit}").replace(
-        "[evaluation]", "[evaluation]\nmax_tokens = 500"
-    )
-    (tmp_path / "r.toml").write_text(text)
-    shares = share_out(load_recipe(tmp_path / "r.toml"), tokenizer)
+    changes = {"max_tokens": f"max_tokens = {limit}", "examples": "examples = 8\nmax_tokens = 500"}
+    shares = share_out(recipe(tmp_path, model_folder, data_file, **changes), tokenizer)
     kept = [len(e.tokens) for part in shares.clients for e in part]
     assert max(kept) <= limit
     assert len(kept) + shares.too_long == 24
@@ -82,14 +79,13 @@ def test_with_files_the_number_of_clients_need_not_be_known(tmp_path, model_fold
     folder.mkdir()
     for number in range(3):
         (folder / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
-    shares = share_out(
-        recipe(tmp_path, model_folder, folder, alpha='split = "files"', count="", cohort="active = 0.7"), tokenizer
-    )
+    files = {"alpha": 'split = "files"', "count": ""}
+    shares = share_out(recipe(tmp_path, model_folder, folder, cohort="active = 0.7", **files), tokenizer)
     assert len(shares.clients) == 3
     held_out_only = [json.dumps(row) + "\n" for row in rows() if row["category"] == "capital"]
     (folder / "3.jsonl").write_text("".join(held_out_only))
     with pytest.raises(FedKSeedError, match="client 3 has 0 examples"):
-        share_out(recipe(tmp_path, model_folder, folder, alpha='split = "files"', count=""), tokenizer)
+        share_out(recipe(tmp_path, model_folder, folder, **files), tokenizer)
 
 
 def test_the_official_code_cuts_long_rows(tmp_path, model_folder, data_file, tokenizer):

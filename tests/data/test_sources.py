@@ -166,15 +166,6 @@ def test_a_client_is_a_file_or_a_folder_in_the_order_of_names(tmp_path):
     assert [e.context for part in found["legal"] for e in part.examples] == ["a.jsonl", "b.json"]
 
 
-def test_upper_case_endings_are_read(tmp_path):
-    (tmp_path / "it.JSONL").write_text(json.dumps({"instruction": "a", "response": "b"}) + "\n")
-    (tmp_path / "hr.CSV").write_text("prompt,completion\nc,d\n")
-    found = Reader().folder(str(tmp_path))
-    assert {name: [e.response for part in parts for e in part.examples] for name, parts in found.items()} == {
-        "hr": ["d"], "it": ["b"]
-    }  # fmt: skip
-
-
 def test_clients_whose_names_differ_by_their_format_alone_keep_their_whole_names(tmp_path):
     names = ["hr.json", "hr.json.json", "hr.jsonl", "it.jsonl"]
     for name in names:

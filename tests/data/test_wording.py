@@ -121,37 +121,31 @@ CHAT = (
 BARE = "{% for m in messages %}[{{ m['role'][0] }}] {{ m['content'] | trim }} {% endfor %}[a]"
 SECTION = "\n\n### Instruction:\n{}\n\n### Response:\n"
 HEAD = prompt_of("paper", Example("How many legs has a cat?", "", "Be brief.")) + "\n"
+FOUR, TEN = ([(answer, True), ("<end>", True)] for answer in ("Four.", "Ten."))
 WORDED = {  # wording -> its texts, and whether the loss counts them, as a hand writes them
     CHAT: [
         ("system: Be brief.<end>\nuser: How many legs has a cat?<end>\nassistant: ", False),
-        ("Four.", True),
-        ("<end>", True),
+        *FOUR,
         ("\nuser: And a bird?<end>\nassistant:  <end>\nuser: And a crab?<end>\nassistant: ", False),
-        ("Ten.", True),
-        ("<end>", True),
+        *TEN,
     ],
     BARE: [
         ("[s] Be brief. [u] How many legs has a cat? [a] ", False),
-        ("Four.", True),
+        FOUR[0],
         (" [u] And a bird? [a]  [u] And a crab? [a]", False),
-        ("Ten.", True),
-        ("<end>", True),
+        *TEN,
     ],
     "paper": [
         (HEAD, False),
-        ("Four.", True),
-        ("<end>", True),
+        *FOUR,
         (SECTION.format("And a bird?\n\nAnd a crab?"), False),
-        ("Ten.", True),
-        ("<end>", True),
+        *TEN,
     ],
     "plain": [
         ("How many legs has a cat?\n\nBe brief.\n", False),
-        ("Four.", True),
-        ("<end>", True),
+        *FOUR,
         ("\n\nAnd a bird?\n\nAnd a crab?\n", False),
-        ("Ten.", True),
-        ("<end>", True),
+        *TEN,
     ],
 }
 
@@ -262,10 +256,7 @@ def test_a_text_begins_as_the_tokenizer_begins_texts_and_has_no_wording(model_fo
 ENDLESS = {  # chat templates that never end or never stop growing, and the words of their refusals
     "two loops": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "20,000 steps"),
     "a loop in a filter": ("{% for a in range(99999) %}{{ range(99999) | sum }}{% endfor %}", "20,000 steps"),
-    "a macro that calls itself": (
-        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-        "can't be used: RecursionError|steps",
-    ),
+    "a macro that calls itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError|20,000 steps"),
     "a long answer": ("{{ 'x' * 99999 }}", "made 99,999 characters of 2"),
     "a long template": ("x" * 70_000, "has 70,000 characters, at most 65,536 go"),
     "a program that fails": ("{{ 1 / 0 }}", "can't be used: ZeroDivisionError"),

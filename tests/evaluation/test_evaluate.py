@@ -55,9 +55,8 @@ def test_padding_does_not_change_an_examples_loss(model, tokenizer, encoded):
 
 
 def test_the_first_answers_are_kept_with_their_requests(model, tokenizer, encoded):
-    found = evaluate(
-        model, tokenizer, encoded, metrics=Metrics(written={"rouge": rouge}), generated=5, max_new_tokens=5
-    )
+    metrics = Metrics(written={"rouge": rouge})
+    found = evaluate(model, tokenizer, encoded, metrics=metrics, generated=5, max_new_tokens=5)
     prompts = [e.tokens[: e.prompt] for e in encoded[:3]]
     written = [respond(model, tokenizer, [prompt], 5)[0] for prompt in prompts]
     expected = [[e.example.instruction, e.example.response, w] for e, w in zip(encoded, written, strict=False)]

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import Lfm2Config, MambaConfig, MistralConfig
-from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, load_recipe, resume
-from fedkseed.cli import app
 from fedkseed.data.batches import Encoded, collate
 from fedkseed.data.federated import own_held_out, share_out
 from fedkseed.data.held_out import MOST_OPTIONS
@@ -35,7 +33,7 @@ from fedkseed.run.store import Store
 
 from ..conftest import CONFIGS, SMALL, recipe_text
 from ..weights.test_streamed import model_of
-from .conftest import train
+from .conftest import fedkseed, train
 
 LABELS = {"taste": ["sweet", "sour", "it has no taste that I know of"], "size": ["large", "small"]}
 THINGS = ["grass", "snow", "coal", "a cat", "an ant", "a bird", "France", "Peru", "lime", "sugar", "a pea", "the sea"]
@@ -103,16 +101,14 @@ def test_choice_is_that_of_one_option_at_a_time(side, batch_size, model, tokeniz
     monkeypatch.setattr(tokenizer, "padding_side", side)
     lengths = {len(tokenizer(option).input_ids) for option in LABELS["taste"]}
     assert len(lengths) > 1
-    passed = []
-    found = evaluate(
-        model, tokenizer, encoded, metrics=Metrics(options=LABELS), batch_size=batch_size, on_progress=passed.append
-    )
+    passed, metrics = [], Metrics(options=LABELS)
+    found = evaluate(model, tokenizer, encoded, metrics=metrics, batch_size=batch_size, on_progress=passed.append)
     expected = [slow_choice(model, tokenizer, e.example, LABELS[e.example.category]) for e in encoded]
     assert found.choices == [(e.example.response, chosen) for e, chosen in zip(encoded, expected, strict=True)]
     assert found.scores["choice"] == [float(e.example.response == c) for e, c in zip(encoded, expected, strict=True)]
     assert len(set(expected)) >= 4  # no option of a category wins everywhere
     assert 0 < sum(found.scores["choice"]) < len(encoded)
-    assert sum(passed) == Metrics(options=LABELS).work(encoded, 0) == 24 + 12 * 3 + 12 * 2
+    assert sum(passed) == metrics.work(encoded, 0) == 24 + 12 * 3 + 12 * 2
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
@@ -151,9 +147,8 @@ def test_rows_that_begin_alike_have_the_losses_that_each_has_alone(config, earli
     model.register_forward_hook(lambda _, args, kwargs, out: read.append(kwargs["input_ids"].shape), with_kwargs=True)
     begin = tuple(range(1, 21))
     texts = [((33, 34, 35), (7, 8)), ((38,), (9, 10, 11)), ((), (12,))]
-    encoded = [
-        Encoded((*begin, *rest, *response), 20 + len(rest), Example("", ""), earlier) for rest, response in texts
-    ]
+    nothing = Example("", "")
+    encoded = [Encoded((*begin, *rest, *answer), 20 + len(rest), nothing, earlier) for rest, answer in texts]
     together = example_losses(model, encoded, 0)
     begun = 11 if earlier else 19  # up to the token before the first that counts
     windows = config.model_type in ("gemma2", "mistral")
@@ -368,14 +363,8 @@ def test_a_functions_path_becomes_absolute_as_others_do(tmp_path, monkeypatch):
 
 def test_a_function_that_is_not_there_is_refused_before_the_model_is_loaded(tmp_path, decided, data_file):
     lines = {"generated": "generated = 2", "examples": 'examples = 9\nmetrics = ["nowhere.py:score"]'}
-    notes = []
-
-    class Noting:
-        def note(self, text):
-            notes.append(text)
-
     with pytest.raises(FedKSeedError, match=r"\[evaluation\] metrics = .*there is no file .*nowhere.py"):
-        Simulation(recipe_of(tmp_path, decided, data_file, **lines), Noting())  # pyright: ignore[reportArgumentType]
+        Simulation(recipe_of(tmp_path, decided, data_file, **lines))
 
 
 def test_what_is_no_list_of_numbers_is_refused_in_the_metrics_name(model, tokenizer, encoded, tmp_path):
@@ -386,12 +375,6 @@ def test_what_is_no_list_of_numbers_is_refused_in_the_metrics_name(model, tokeni
 
 
 # --- a whole run -------------------------------------------------------------------------------
-
-
-def fedkseed(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "300", "TERM": "dumb"})
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 @pytest.fixture(scope="module")
@@ -466,9 +449,8 @@ def test_rounds_and_metrics_jsonl_have_the_means(run, kept):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["evaluation"] for line in lines] == [kept[done].means for done in (1, 2, 3)]
     assert [line.get("base") for line in lines] == [kept[0].means, None, None]
-    assert [{k: v for k, v in line.items() if k not in ("evaluation", "base")} for line in lines] == Store(
-        run
-    ).reports()
+    others = [{k: v for k, v in line.items() if k not in ("evaluation", "base")} for line in lines]
+    assert others == Store(run).reports()
     rows = [re.split("[┃│]", line)[1:-1] for line in fedkseed("rounds", run).splitlines() if re.search("[┃│]", line)]
     table = [dict(zip(map(str.strip, rows[0]), map(str.strip, row), strict=True)) for row in rows[1:]]
     assert [row["round"] for row in table] == ["0", "1", "2", "3"]
@@ -534,9 +516,7 @@ def test_an_evaluation_of_an_earlier_release_is_read(run, tmp_path):
 def test_tables_of_experiments_have_the_accuracies(run, kept):
     outcome = RunOutcome.read(run, {}, 1)
     for measure in ("accuracy", "choice"):
-        of = MEASURES[measure].after
-        assert of(outcome, 3) == pytest.approx(100 * kept[3].means[measure])
-        assert MEASURES[f"{measure} change"].after(outcome, 3) == pytest.approx(
-            100 * (kept[3].means[measure] - kept[0].means[measure])
-        )
+        before, after = (kept[done].means[measure] for done in (0, 3))
+        assert MEASURES[measure].after(outcome, 3) == pytest.approx(100 * after)
+        assert MEASURES[f"{measure} change"].after(outcome, 3) == pytest.approx(100 * (after - before))
     assert MEASURES["rouge"].after(outcome, 3) is None

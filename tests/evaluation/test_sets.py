@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, load_recipe, resume
-from fedkseed.cli import app
 from fedkseed.data.federated import ClientShares, share_out
 from fedkseed.data.sources import Example
 from fedkseed.evaluation.statistics import Evaluation, paired_change, title_of
@@ -24,6 +22,7 @@ from fedkseed.weights.adapter import Adapter
 
 from ..conftest import recipe_text, rows
 from ..run.test_loop import begun
+from .conftest import fedkseed
 
 OTHERS = [
     {"instruction": f"How large is {thing}?", "response": size, "category": "size"}
@@ -35,8 +34,6 @@ GENERAL = '[[evaluation.sets]]\nname = "general"\npath = "others.jsonl"\n'
 SETS = OWN.format(1) + UNSEEN + GENERAL
 SIZES = {"": 6, "validation": 4, "own rows": 2, "unseen task": 10, "general": 4}
 CHOOSING = 'validation = 0.4\nbest = "loss"\npatience = 2'
-
-
 BEST, LAST = 2, 4  # with these recipes: 0.01 nats better on the validation part than after any other round
 
 
@@ -58,12 +55,6 @@ MODEL: dict[str, Path] = {}
 @pytest.fixture(scope="module", autouse=True)
 def model(model_folder, data_file) -> None:
     MODEL.update(folder=model_folder, data=data_file)
-
-
-def fedkseed(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "500", "TERM": "dumb"})
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 @pytest.fixture(scope="module")
@@ -166,36 +157,19 @@ def test_a_folder_of_files_is_read_as_one(tmp_path):
     for number in range(2):
         (tmp_path / "parts" / f"{number}.jsonl").write_text(json.dumps(OTHERS[number]) + "\n")
     shares = shares_of(tmp_path, GENERAL.replace("others.jsonl", str(tmp_path / "parts")), "")
-    assert {e.instruction for e in examples(shares.sets["general"].examples)} == {
-        row["instruction"] for row in OTHERS[:2]
-    }
+    read = {e.instruction for e in examples(shares.sets["general"].examples)}
+    assert read == {row["instruction"] for row in OTHERS[:2]}
 
 
 @pytest.mark.parametrize(
     ("sets", "extra", "message"),
     [
-        (
-            OWN.format(12),
-            "",
-            r"clients = 12 keeps back 12 of the 12 examples of client 0, and none is left to train on",
-        ),
+        (OWN.format(12), "", r"clients = 12 keeps back 12 of the 12 examples of client 0, and none is left to train"),
         (UNSEEN.replace("number", "size"), "", r"no category of the data beside .*: 'size'; there are colour, number"),
-        (
-            UNSEEN.replace("number", "capital"),
-            "",
-            r"no category of the data beside those of \[data\] held_out: 'capital'",
-        ),
-        (
-            UNSEEN + "examples = 13\n",
-            "",
-            r"\[evaluation.sets\] 'unseen task' asks for 13 held-out examples, 12 are there",
-        ),
+        (UNSEEN.replace("number", "capital"), "", r"of the data beside those of \[data\] held_out: 'capital'"),
+        (UNSEEN + "examples = 13\n", "", r"\[evaluation.sets\] 'unseen task' asks for 13 held-out examples, 12 are"),
         (GENERAL.replace("others", "nothing"), "", "no data file at"),
-        (
-            "",
-            "validation = 9",
-            r"validation = 9 takes 9 of 10 held-out examples: that part and the part that is report",
-        ),
+        ("", "validation = 9", r"validation = 9 takes 9 of 10 held-out examples: that part and the part that is"),
         ("", "validation = 0.1", "validation = 0.1 takes 1 of 10"),
     ],
 )

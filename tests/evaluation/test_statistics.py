@@ -49,9 +49,6 @@ def test_estimates_by_hand():
 def test_a_confusion_matrix_counts_true_by_chosen():
     found = Confusion.of(CHOICES)
     assert found == Confusion(["maybe", "no", "yes"], [[0, 1, 1], [0, 4, 1], [0, 2, 1]])
-
-
-def test_a_confusion_matrix_has_a_column_for_what_is_chosen_and_never_true():
     assert Confusion.of([("a", "b"), ("a", "a")]) == Confusion(["a", "b"], [[1, 1], [0, 0]])
 
 

@@ -3,6 +3,7 @@
 import json
 import struct
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +33,11 @@ def whole(tmp_path_factory) -> bytes:
     return path.read_bytes()
 
 
+def check(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    require_sane(path)
+
+
 def changed(data: bytes, after: bytes, offset: int, new: bytes) -> bytes:
     """The file with some bytes replaced, `offset` bytes behind a text that it has once."""
     assert data.count(after) == 1
@@ -40,14 +46,9 @@ def changed(data: bytes, after: bytes, offset: int, new: bytes) -> bytes:
 
 
 def test_a_file_that_is_cut_short_is_refused_with_both_sizes(whole, tmp_path):
-    path = tmp_path / "a.gguf"
-    path.write_bytes(whole)
-    require_sane(path)
-    path.write_bytes(whole[:-100])  # into the last tensor; what is missing at the end is padding to 32 bytes at most
-    with pytest.raises(
-        FedKSeedError, match=r"is damaged: it is cut short: t2 ends at byte \d,\d+, it has .*get it again"
-    ):
-        require_sane(path)
+    check(tmp_path / "a.gguf", whole)
+    with pytest.raises(FedKSeedError, match=r"is damaged: it is cut short: t2 ends at byte \d,\d+, it has .*get it"):
+        check(tmp_path / "a.gguf", whole[:-100])  # into the last tensor, which 32 bytes of padding follow at most
 
 
 ATTACKS = {  # a text, the offset behind it, the new bytes, and the words of the refusal
@@ -69,45 +70,37 @@ ATTACKS = {  # a text, the offset behind it, the new bytes, and the words of the
 def test_a_header_that_announces_more_than_the_file_holds_is_refused(whole, tmp_path, name):
     after, offset, new, match = ATTACKS[name]
     path = tmp_path / "a.gguf"
-    path.write_bytes(changed(whole, after, offset, new))
     with pytest.raises(FedKSeedError, match=match):
-        require_sane(path)
+        check(path, changed(whole, after, offset, new))
     for load in (load_tokenizer, load_model):
         with pytest.raises(FedKSeedError, match=match):
             load(str(path))
 
 
 def test_a_whole_header_and_one_of_the_other_byte_order_are_taken(whole, tmp_path):
-    path = tmp_path / "a.gguf"
-    path.write_bytes(whole)
-    require_sane(path)
-    path.write_bytes(b"GGUF" + struct.pack(">IQQ", 3, 0, 0))
-    require_sane(path)
+    check(tmp_path / "a.gguf", whole)
+    check(tmp_path / "a.gguf", b"GGUF" + struct.pack(">IQQ", 3, 0, 0))
 
 
 def test_arrays_in_arrays_end_somewhere(tmp_path):
     path = tmp_path / "a.gguf"
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9)
-    path.write_bytes(head + struct.pack("<IQ", 9, 1) * 10_000)
     with pytest.raises(FedKSeedError, match="a value of kind 9, 2 arrays deep"):
-        require_sane(path)
-    path.write_bytes(head + struct.pack("<IQ", 0, MAX_ITEMS + 1) + bytes(MAX_ITEMS + 1))
+        check(path, head + struct.pack("<IQ", 9, 1) * 10_000)
     with pytest.raises(FedKSeedError, match="an array of 4,194,305 items"):
-        require_sane(path)
+        check(path, head + struct.pack("<IQ", 0, MAX_ITEMS + 1) + bytes(MAX_ITEMS + 1))
 
 
 def test_every_cut_and_200_flipped_bytes_are_taken_or_refused(whole, tmp_path):
     path, rng = tmp_path / "a.gguf", np.random.default_rng(4)
     for length in range(0, len(whole), 11):
-        path.write_bytes(whole[:length])
         with suppress(FedKSeedError):
-            require_sane(path)
+            check(path, whole[:length])
     for _ in range(200):
         flipped = bytearray(whole)
         flipped[rng.integers(400)] ^= int(rng.integers(1, 256))
-        path.write_bytes(flipped)
         with suppress(FedKSeedError):
-            require_sane(path)
+            check(path, bytes(flipped))
 
 
 def test_weights_in_a_pickle_are_not_read(model_folder, tmp_path):

@@ -58,23 +58,33 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
+def describe(writer: gguf.GGUFWriter, sizes: dict[str, float]) -> None:
+    """Write a model's sizes, and a vocabulary of 96 words."""
+    for name, size in sizes.items():
+        getattr(writer, f"add_{name}")(size)
+    writer.add_vocab_size(96)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{k}" for k in range(96)])
+    writer.add_token_merges([])
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of several types of blocks, one of which has no kernel of ours."""
     path, model = tmp_path_factory.mktemp("gguf") / "tiny.gguf", llama()
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(2)
-    writer.add_context_length(128)
-    writer.add_embedding_length(64)
-    writer.add_feed_forward_length(96)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_dimension_count(16)
-    writer.add_vocab_size(96)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"t{k}" for k in range(96)])
-    writer.add_token_merges([])
+    sizes = {
+        "block_count": 2, "context_length": 128, "embedding_length": 64, "feed_forward_length": 96, "head_count": 4,
+        "head_count_kv": 2, "layer_norm_rms_eps": 1e-6, "rope_dimension_count": 16,
+    }  # fmt: skip
+    describe(writer, sizes)
     kinds = [KIND.Q8_0, KIND.Q4_0, KIND.Q4_1, KIND.Q5_0]
     for number, (name, tensor) in enumerate(model.named_parameters()):
         values = tensor.numpy()
@@ -85,10 +95,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             writer.add_tensor(gguf_name(name), gguf.quantize(values, kind), raw_dtype=kind)
         else:
             writer.add_tensor(gguf_name(name), values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -212,15 +219,8 @@ def test_a_transposed_file_is_dequantised_where_it_must_be(tmp_path):
     }  # fmt: skip
     path = tmp_path / "gpt2.gguf"
     writer = gguf.GGUFWriter(path, "gpt2")
-    writer.add_block_count(1)
-    writer.add_context_length(1024)
-    writer.add_embedding_length(64)
-    writer.add_head_count(2)
-    writer.add_layer_norm_eps(1e-5)
-    writer.add_vocab_size(96)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"t{k}" for k in range(96)])
-    writer.add_token_merges([])
+    sizes = {"block_count": 1, "context_length": 1024, "embedding_length": 64, "head_count": 2, "layer_norm_eps": 1e-5}
+    describe(writer, sizes)
     for name, tensor in model.named_parameters():
         if name in names:
             target = names[name]
@@ -233,10 +233,7 @@ def test_a_transposed_file_is_dequantised_where_it_must_be(tmp_path):
             writer.add_tensor(target, gguf.quantize(np.ascontiguousarray(values), KIND.Q8_0), raw_dtype=KIND.Q8_0)
         else:
             writer.add_tensor(target, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     kept, dense = load_model(str(path), "float32", "as stored"), load_model(str(path))
     assert isinstance(kept.transformer.wte.weight, Lazy)
     assert not isinstance(kept.transformer.h[0].attn.c_attn.weight, Lazy)

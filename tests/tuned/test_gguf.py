@@ -30,17 +30,10 @@ from ..models.llama_cpp import LlamaCpp
 
 WORDS = 400
 SIZES = {
-    "vocab_size": WORDS,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": None,
-    "eos_token_id": 0,
+    "vocab_size": WORDS, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": 0,
     "pad_token_id": 0,
-}
+}  # fmt: skip
 SCALED = {"rope_type": "llama3", "rope_theta": 5e3, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 MODELS = {
     "llama": LlamaConfig(**SIZES, tie_word_embeddings=False),
@@ -156,10 +149,7 @@ def test_of_a_gguf_base_all_fields_and_what_was_not_tuned_stay_as_they_are(tmp_p
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        (
-            GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=WORDS),
-            r"'gpt2' can't be written as GGUF, only llama, ",
-        ),
+        (GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=WORDS), r"'gpt2' can't be written as GGUF, only llama"),
         (LlamaConfig(**SIZES, hidden_act="gelu"), r"activation silu .* this one has 'gelu'"),
         (LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "'dynamic'"),
         (Qwen3Config(**SIZES, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}), "'linear'"),

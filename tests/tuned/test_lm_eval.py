@@ -177,10 +177,8 @@ def test_the_task_in_the_package_has_questions_with_one_right_answer(run):
     horse = next(row for row in rows if row["question"] == "How many legs do horses have?")
     assert horse["options"][horse["answer"]] == "four"
     found = harness.scores(open_tuned(run), ["general_knowledge"], examples=6)
-    assert [(score.task, score.metric) for score in found] == [
-        ("general_knowledge", "acc"),
-        ("general_knowledge", "acc_norm"),
-    ]
+    assert {score.task for score in found} == {"general_knowledge"}
+    assert [score.metric for score in found] == ["acc", "acc_norm"]
 
 
 def test_the_task_of_the_documentation_is_scored(run, tmp_path, monkeypatch):
