@@ -51,8 +51,7 @@ def main() -> None:
     materialized = load_recipe(store.recipe, ["model.mode=materialized"])  # so that weights are parameters of the model
     with closing(Simulation(materialized)) as simulation:
         setup, recipe = simulation.setup, simulation.recipe
-        own = setup.basis
-        if own is None:
+        if (own := setup.basis) is None:
             parser.error(f"the directions of {options.run} have no basis")
         bases = {"the run's own": own} | {file.stem: load_basis(file) for file in options.basis}
         everyone = [example for one in simulation.shares.clients for example in one]

@@ -126,7 +126,6 @@ async def client(number: int, keys: Path, port: int, context: ssl.SSLContext, ke
 
 
 def generate(numbers: range, keys: Path, port: int) -> None:
-    """Be the clients of some numbers."""
     open_files()
 
     async def all_of_them() -> None:
@@ -181,7 +180,6 @@ class Server:
                 one.join()
 
     def until(self, text: str) -> None:
-        """Wait until the server has said a text."""
         end = time.monotonic() + PATIENCE
         while text not in (said := (self.folder / "log").read_text()):
             if time.monotonic() > end or self.process.poll() is not None:

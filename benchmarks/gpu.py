@@ -52,10 +52,7 @@ class WrongResultError(Exception):
 
 
 def dense(asked: Namespace) -> str:
-    """The folder of the model, dense and with a tokenizer; the first section that needs it makes it.
-
-    A GGUF file takes half a minute to read, a folder a second.
-    """
+    """The folder of the model, dense and with a tokenizer, made once: a GGUF file takes half a minute to read."""
     folder = Path(asked.folder) / "model"
     if Path(asked.model).is_dir():
         return asked.model

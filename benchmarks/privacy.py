@@ -88,11 +88,10 @@ def with_fault(strategy: Strategy[State], fault: str) -> Strategy[State]:
     """The same algorithm with a fault, or without."""
     aggregator: Any = strategy.aggregator
     noise = aggregator.noise
-    match fault:
-        case "noise halved":
-            noise = replace(noise, multiplier=noise.multiplier / 2)
-        case "no clipping":  # noise of the same size; what is cut is beyond a canary's norm
-            noise = replace(noise, norm=OVER * noise.norm, multiplier=noise.multiplier / OVER)
+    if fault == "noise halved":
+        noise = replace(noise, multiplier=noise.multiplier / 2)
+    elif fault == "no clipping":  # noise of the same size; what is cut is beyond a canary's norm
+        noise = replace(noise, norm=OVER * noise.norm, multiplier=noise.multiplier / OVER)
     return replace(strategy, aggregator=replace(aggregator, noise=noise))
 
 

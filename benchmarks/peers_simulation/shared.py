@@ -124,13 +124,8 @@ class Meter:
         self.begin()
 
 
-def of_all() -> float:
-    """Processor seconds of this process and of those that it has started, and they, in steps of 10 ms."""
-    return time.process_time() + descendants()
-
-
 def descendants() -> float:
-    """Processor seconds of the processes that this one has started, and of those that they have started."""
+    """Processor seconds of the processes that this one has started, and they, in steps of 10 ms."""
     found: dict[int, tuple[int, int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # the process has ended

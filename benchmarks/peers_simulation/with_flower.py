@@ -6,6 +6,7 @@ The actor keeps its model and the data from visit to visit; Flower leaves that t
 """
 
 import os
+import time
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
@@ -64,7 +65,7 @@ def main(grid: Grid, context: Context) -> None:
     name, rounds, cohort = shared.asked()
     arrays, config = sent(shared.model(name)), ConfigRecord({"model": name})
     strategy = Whole(cohort / shared.USERS, fraction_evaluate=0, min_train_nodes=cohort)
-    meter = shared.Meter(shared.bare(name, cohort), shared.of_all)
+    meter = shared.Meter(shared.bare(name, cohort), lambda: time.process_time() + shared.descendants())
     meter.begin()
     for _ in range(rounds + 1):
         arrays = strategy.start(grid, arrays, num_rounds=1, train_config=config).arrays
