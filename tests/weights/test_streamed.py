@@ -206,13 +206,8 @@ def test_a_lazy_tensor_tells_what_it_is_without_being_made(values):
     made = []
     lazy = lazy_of(values)
     lazy.source.read = made.append
-    assert (lazy.shape, lazy.dtype, lazy.device, lazy.numel(), lazy.dim()) == (
-        (4, 3),
-        torch.float32,
-        values.device,
-        12,
-        2,
-    )
+    seen = lazy.shape, lazy.dtype, lazy.device, lazy.numel(), lazy.dim()
+    assert seen == ((4, 3), torch.float32, values.device, 12, 2)
     assert "Lazy" in repr(lazy)
     assert not made
 

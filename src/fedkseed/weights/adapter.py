@@ -64,11 +64,22 @@ class Adapter:
 
     def save(self, path: str | Path) -> None:
         """Write the adapter file; a reader never sees a half-written one."""
-        path, about = Path(path), self._about()
+        pool, informed = self.pool, self.pool.informed
+        about: dict[str, Any] = {
+            "format": WITH_BASIS if informed else FORMAT,
+            "pool": {"key": pool.key, "size": pool.size, "family": pool.family}
+            | ({"basis": pool.basis.hex()} if informed else {}),
+            "base": self.base,
+            "tuned": self.tuned,
+            "patterns": list(self.patterns),
+            "provenance": self.provenance,
+        }
+        if self.basis is not None:
+            about["basis"] = dict(self.basis.about)
         text = json.dumps({**about, "checksum": _checksum(about, self.coefficients)}, sort_keys=True)
         factors = {} if self.basis is None else entries(self.basis)
         arrays = {"coefficients": self.coefficients, **{PREFIX + name: part for name, part in factors.items()}}
-        write_atomically(path, save(arrays, metadata={"fedkseed": text}))
+        write_atomically(Path(path), save(arrays, metadata={"fedkseed": text}))
 
     @classmethod
     def load(cls, path: str | Path) -> "Adapter":
@@ -153,19 +164,6 @@ class Adapter:
                 f"applying the adapter gave digest {digest} instead of {self.tuned}; run `fedkseed directions`"
             )
         weights.keep()
-
-    def _about(self) -> dict[str, Any]:
-        pool, informed = self.pool, self.pool.informed
-        about: dict[str, Any] = {
-            "format": WITH_BASIS if informed else FORMAT,
-            "pool": {"key": pool.key, "size": pool.size, "family": pool.family}
-            | ({"basis": pool.basis.hex()} if informed else {}),
-            "base": self.base,
-            "tuned": self.tuned,
-            "patterns": list(self.patterns),
-            "provenance": self.provenance,
-        }
-        return about if self.basis is None else about | {"basis": dict(self.basis.about)}
 
 
 def apply(model: "nn.Module", path: str | Path) -> "nn.Module":
