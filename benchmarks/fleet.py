@@ -57,9 +57,8 @@ RECIPE = {
     "training": {"algorithm": "fedkseed", "rounds": ROUNDS, "steps": STEPS, "eps": 1e-3, "lr": 1e-6, "wire": "compact"},
 }
 # A client finds one scalar in a step; here they are found before the rounds, which are those of the server.
-NUMBERS = [
-    scalars(np.clip(8 * np.random.default_rng(seed).standard_t(4, STEPS), -1000, 1000), "compact") for seed in range(64)
-]
+DRAWN = [np.clip(8 * np.random.default_rng(seed).standard_t(4, STEPS), -1000, 1000) for seed in range(64)]
+NUMBERS = [scalars(numbers, "compact") for numbers in DRAWN]
 
 
 def open_files() -> None:

@@ -211,13 +211,8 @@ def test_runs_on_record_are_not_done_again_where_their_recipe_is_the_same(experi
 def test_a_basis_is_made_of_public_text_once_and_named_in_the_results(experiment, data_file, tmp_path, counted):
     along = {"family": "informed", "basis": "$basis"}
     methods = {"informed": {"training": {"algorithm": "fedkseed"}, "directions": along}}
-    wanted = replace(
-        experiment,
-        methods=methods,
-        axes=experiment.axes | {"method": ["informed"], "directions.size": [16]},
-        bases={"$basis": {"scaled": False, "examples": 4}},
-        lr={"informed": 1e-3},
-    )
+    axes, bases = {"method": ["informed"], "directions.size": [16]}, {"$basis": {"scaled": False, "examples": 4}}
+    wanted = varied(experiment, axes, methods=methods, bases=bases, lr={"informed": 1e-3})
     with pytest.raises(FedKSeedError, match="give --basis, or --public, the text to make it of"):
         reproduced(wanted, tmp_path)
     missing = tmp_path / "missing.safetensors"
@@ -270,8 +265,8 @@ def test_the_memory_of_a_method_does_not_depend_on_a_heavy_one_before_it(experim
     }
 
     def measured(folder: Path, *names: str) -> list[float]:
-        axes = experiment.axes | {"method": list(names), "directions.size": [16]}
-        jobs = make_jobs(Reproduction(replace(experiment, axes=axes, methods=methods, seeds=1), folder))
+        wanted = varied(experiment, {"method": list(names), "directions.size": [16]}, methods=methods, seeds=1)
+        jobs = make_jobs(Reproduction(wanted, folder))
         with ExitStack() as open_stores:
             stores = [open_stores.enter_context(Store.create(job.directory, job.recipe.to_toml())) for job in jobs]
             note_memory((store, job.planned.axes, job.recipe) for store, job in zip(stores, jobs, strict=True))
@@ -349,13 +344,9 @@ def test_parts_share_the_runs_and_a_last_call_collects_them(experiment, tmp_path
 
 
 def test_the_best_value_is_chosen_on_seeds_of_its_own(experiment, tmp_path, counted):
-    chosen = replace(
-        experiment,
-        output="curves",
-        options={"line": "directions.size", "measure": "change", "reference": {"directions.size": 16}},
-        axes=experiment.axes | {"training.lr": [1e-3, 1.0]},
-        choose={"axis": "training.lr", "seeds": 1, "recipe": {"evaluation": {"generated": 0}}},
-    )
+    options = {"line": "directions.size", "measure": "change", "reference": {"directions.size": 16}}
+    choose = {"axis": "training.lr", "seeds": 1, "recipe": {"evaluation": {"generated": 0}}}
+    chosen = varied(experiment, {"training.lr": [1e-3, 1.0]}, output="curves", options=options, choose=choose)
     folder = reproduced(chosen, tmp_path)
     written = [load_recipe(at / "recipe.toml").evaluation.generated for at in counted]
     assert written == [0] * 4 + [2] * 4  # trials leave out what the choice needs not
@@ -399,14 +390,10 @@ def test_each_method_is_searched_and_its_difference_to_fedmezo_is_paired_by_seed
 
 
 def test_a_table_along_rates_does_without_those_whose_runs_end_with_an_error(experiment, tmp_path):
-    rates = varied(
-        experiment,
-        {"method": ["fedavg"], "directions.size": [16], "training.lr": [1e-3, 30.0]},
-        output="against",
-        options={"x": "training.lr", "measures": ["loss"], "log": True},
-        recipe=experiment.recipe | {"trust": {"guard": 0.05}},
-        seeds=1,
-    )
+    options = {"x": "training.lr", "measures": ["loss"], "log": True}
+    recipe = experiment.recipe | {"trust": {"guard": 0.05}}
+    axes = {"method": ["fedavg"], "directions.size": [16], "training.lr": [1e-3, 30.0]}
+    rates = varied(experiment, axes, output="against", options=options, recipe=recipe, seeds=1)
     folder = reproduced(rates, tmp_path)
     assert [row["η"] for row in rows(folder / "table.csv")] == ["0.001"]
     written = (folder / "table.md").read_bytes()
@@ -456,8 +443,7 @@ def runs_of_pro(tmp_path_factory) -> Path:
 )
 @pytest.mark.usefixtures("quick_memory")
 def test_every_output_can_be_made(experiment, runs_of_pro, tmp_path, output, options):
-    axes = experiment.axes | {"method": ["fedkseed-pro"], "training.eps": [1e-3]}
-    wanted = replace(experiment, output=output, options=options, axes=axes)
+    wanted = varied(experiment, {"method": ["fedkseed-pro"], "training.eps": [1e-3]}, output=output, options=options)
     (runs_of_pro / "figure-7" / "tiny" / "figure.png").unlink(missing_ok=True)
     folder = reproduced(wanted, runs_of_pro)
     assert (folder / "figure.png").is_file() == (output != "scores")
@@ -505,15 +491,8 @@ def test_a_loss_is_reached_between_two_evaluations_and_seen_after_one():
 
 
 def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
-    experiment = replace(
-        load("goals", "tiny"),
-        axes={"method": ["fedkseed", "fedkseed-plus"]},
-        options={
-            "reference": {"method": "fedkseed"},
-            "steps": 20,
-            "steps a round": {"fedkseed-plus": 10, "default": 20},
-        },
-    )
+    options = {"reference": {"method": "fedkseed"}, "steps": 20, "steps a round": {"fedkseed-plus": 10, "default": 20}}
+    experiment = replace(load("goals", "tiny"), axes={"method": ["fedkseed", "fedkseed-plus"]}, options=options)
 
     def run(method: str, seed: int, pace: float, *losses: float) -> RunOutcome:
         one = outcome(seed, *losses)
