@@ -38,6 +38,9 @@ def test_an_app_ends_with_the_digest_of_one_process_and_once_more_when_it_is_sta
         printed = capsys.readouterr().out
         assert f"digest of the tuned model: {undisturbed.digest}" in printed
         assert "3 of 3 clients have kept the tuned model" in printed
+    (tmp_path / "recipe.toml").write_text(setting.text("minimum = 3", **COUNTED, rounds="rounds = 4"))
+    with pytest.raises(FedKSeedError, match=r"holds a run of another recipe .* only \[network\] and \[report\]"):
+        run(LoopbackGrid(lambda: NODES, setting.deliver()), recipe=tmp_path / "recipe.toml", run=tmp_path / "run")
 
 
 def test_an_app_with_keys_signs_its_tasks_and_takes_answers_of_these_keys_alone(setting, keys, tmp_path):

@@ -99,6 +99,8 @@ def test_half_a_pair_another_host_and_bad_names_are_refused(tmp_path):
     make(tmp_path, 1, ["localhost"], 365)
     with pytest.raises(FedKSeedError, match=r"is not for other.org; remove it and server.key"):
         make(tmp_path, 1, ["localhost", "other.org"], 365)
+    with pytest.raises(FedKSeedError, match="no host can be called 'localhost:8443'"):
+        make(tmp_path, 1, ["localhost:8443"], 365)
     (tmp_path / "client-0.pub").unlink()
     with pytest.raises(FedKSeedError, match=r"there is .*client-0 but no .*client-0.pub;"):
         make(tmp_path, 1, ["localhost"], 365)

@@ -37,6 +37,7 @@ def test_the_key_follows_from_the_identity_and_its_public_half_stands_in_the_pub
 def test_a_line_without_a_key_has_none(line):
     assert masking_key_in(line) is None
     assert masking_key_in("x fedkseed-masks:" + "00" * 31) is None
+    assert masking_key_in("x fedkseed-masks:zz fedkseed-masks:" + "00" * 32) is None, "the first word decides"
 
 
 def test_a_client_answers_each_leg_of_a_round_once_also_after_a_restart(tmp_path):

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from flwr.app import Message
 from hypothesis import given
@@ -487,3 +487,11 @@ def test_a_file_that_holds_no_key_is_refused(tmp_path, content):
         private_key(tmp_path / "key")
     with pytest.raises(FedKSeedError, match="holds no public key in OpenSSH's format"):
         public_key(content, "it")
+
+
+@pytest.mark.parametrize("key", [ec.generate_private_key(ec.SECP384R1()), ed25519.Ed25519PrivateKey.generate()])
+def test_a_private_key_of_another_kind_is_refused_as_one(tmp_path, key):
+    (tmp_path / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    with pytest.raises(FedKSeedError, match="key holds a key of another kind than ecdsa-sha2-nistp256") as refused:
+        private_key(tmp_path / "key")
+    assert "can be read" not in str(refused.value)

@@ -47,6 +47,8 @@ def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: da
     """
     now = now or datetime.now(UTC)
     made: list[Path] = []
+    for host in hosts:
+        _alternative(host)
     with border(f"can't make {directory}"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     ca, ca_key = directory / "ca.pem", directory / "ca.key"

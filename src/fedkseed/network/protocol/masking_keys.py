@@ -35,8 +35,8 @@ def masking_comment(identity: ec.EllipticCurvePrivateKey) -> str:
 
 def masking_key_in(line: str) -> bytes | None:
     """The public X25519 key in a line of OpenSSH's format; None if its comment holds none."""
-    found = re.search(rf"(?<!\S){COMMENT}([0-9A-Fa-f]{{{2 * KEY}}})(?!\S)", line)
-    return bytes.fromhex(found[1]) if found else None
+    first = re.search(rf"(?<!\S){COMMENT}(\S*)", line)
+    return bytes.fromhex(first[1]) if first and re.fullmatch(f"[0-9A-Fa-f]{{{2 * KEY}}}", first[1]) else None
 
 
 def note_masked(directory: Path, run: bytes, round_: int, leg: str, value: bytes) -> None:

@@ -40,7 +40,7 @@ def with_network_defaults(recipe: Recipe) -> Recipe:
 
 
 def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
-    """The recipe as clients get it, without paths, columns, trackers and network of the server's machine.
+    """The recipe as clients get it, without paths, columns, layout, trackers and network of the server's machine.
 
     Metrics, which may be functions in files of the server's, are left out too: clients evaluate nothing. Of the further
     held-out sets they get those that are a category, which they leave out of their files.

@@ -79,11 +79,12 @@ def fingerprint(key: ec.EllipticCurvePublicKey) -> bytes:
 def public_key(text: bytes, where: object) -> ec.EllipticCurvePublicKey:
     """The public key in a line of OpenSSH's format, at a place `where`; only the curve P-256 is taken."""
     try:
-        return _on_p256(serialization.load_ssh_public_key(text), where, ec.EllipticCurvePublicKey)
+        key = serialization.load_ssh_public_key(text)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise FedKSeedError(
             f"{where} holds no public key in OpenSSH's format ({error}); `fedkseed certs request` makes one"
         ) from error
+    return _on_p256(key, where, ec.EllipticCurvePublicKey)
 
 
 def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -92,9 +93,10 @@ def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
         data = path.read_bytes()
     load = serialization.load_ssh_private_key if b"BEGIN OPENSSH" in data else serialization.load_pem_private_key
     try:
-        return _on_p256(load(data, None), path, ec.EllipticCurvePrivateKey)
+        key = load(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise FedKSeedError(f"{path} holds no private key that can be read: {error}") from error
+    return _on_p256(key, path, ec.EllipticCurvePrivateKey)
 
 
 def _on_p256(key: object, where: object, kind: type[Key]) -> Key:

@@ -141,6 +141,15 @@ def test_a_policy_that_says_nothing_clear_is_refused(tmp_path, text, match):
     assert str(refusal.value).startswith(str(path))
 
 
+def test_a_policy_refuses_an_algorithm_in_a_file_without_running_the_file(tmp_path):
+    """The owner's limits stand by themselves, whatever is refused before them."""
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    recipe = parse({"model": {"name": "m"}, "training": {"algorithm": f"{tmp_path / 'own.py'}:f", "batch_size": 4}})
+    with pytest.raises(FedKSeedError, match="policy says algorithms"):
+        Policy().require(recipe)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_policy_is_a_regular_file():
     with pytest.raises(FedKSeedError, match="can't read the policy /dev/zero: it is no regular file"):
         load_policy(Path("/dev/zero"))

@@ -117,11 +117,13 @@ class Policy(Table):
             ("[training] steps", work.max_steps, ge, most, "max_steps"),
             ("[training] probes", work.max_probes, ge, training.probes, "max_probes"),
             ("[training] rounds", work.max_rounds, ge, training.rounds, "max_rounds"),
-            ("numbers of an answer", work.max_numbers, ge, numbers_of(recipe), "max_numbers"),
         ]
         for name, allowed, fits, asked, key in limits:
             if not fits(allowed, asked):
                 raise _refusal(name, asked, f"{key} = {list(allowed) if fits is contains else allowed}")
+        # After the limit of algorithms: what is found here would load one from a file.
+        if (numbers := numbers_of(recipe)) > work.max_numbers:
+            raise _refusal("numbers of an answer", numbers, f"max_numbers = {work.max_numbers}")
         if work.masked and recipe.secure is None:
             raise _refusal("uploads without masks, [secure]", None, "masked = true")
         if work.epsilon is not None:

@@ -146,7 +146,7 @@ def send(connection: socket.socket, data: bytes, seconds: float) -> None:
 
 
 def receive(connection: socket.socket, seconds: float) -> bytes:
-    """The next frame, whole; a TimeoutError if it does not come in time."""
+    """The next frame, whole; a TimeoutError if it does not come in time, a FedKSeedError if it is too large or cut."""
     end = time.monotonic() + seconds
     (size,) = LENGTH.unpack(_exactly(connection, LENGTH.size, end))
     if size > MAX_FRAME:

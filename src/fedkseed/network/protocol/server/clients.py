@@ -57,16 +57,15 @@ class Exchange:
 
     round: int
     sent: Mapping[int, bytes]
-    signed: Mapping[
-        int, bytes
-    ]  # by client: the broadcast that it signs; differs from `sent` where that is a difference
+    # By client: the broadcast that it signs, another than in `sent` where that is a difference.
+    signed: Mapping[int, bytes]
     minimum: int  # number of answers needed; connected clients are waited for even if it is 0
     keep: bool = False  # whether clients are sent the tuned model, which they keep
     measuring: bool = False  # whether they may take a deadline for it, since some measure their gain
     answered: set[int] = field(default_factory=set)
     lacking: set[int] = field(default_factory=set)  # those whose answer is a wish for the whole broadcast
     refused: dict[int, str] = field(default_factory=dict)  # client -> reason, also where an answer can't be used
-    number: int = field(default_factory=count().__next__)
+    number: int = field(default_factory=count().__next__)  # no other exchange of this process has it
 
     def __str__(self) -> str:
         return "the tuned model" if self.keep else f"round {self.round + 1}"
@@ -177,8 +176,9 @@ class RemoteClients:
         return awake if len(awake) >= max(minimum, 1) else sent
 
     def hand_out(self, done: int, message: bytes, measuring: bool = False) -> dict[int, GainSum | None]:
-        """Send the connected clients the tuned model of a finished run, a broadcast to a newcomer, which each keeps.
+        """Send the connected clients the tuned model of a finished run of `done` rounds, for each to keep.
 
+        The message is a broadcast as to a newcomer.
         Nobody is needed: whoever does not answer within the grace of a round, or its deadline where clients measure,
         gets it when the finished run is served again. Returns the clients that have kept it, each with its gain, if it
         was asked for that and has sent it.
