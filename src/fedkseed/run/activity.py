@@ -54,22 +54,22 @@ class ActivityFile(Progress):
     @contextmanager
     def shown_in(self, directory: Path) -> Iterator[None]:
         """Write into a run's directory, whose lock the caller holds, until the end of the `with` block."""
-        sweep(directory, FILE)
-        self._path, self.moment.since = directory / FILE, time.time()
-        self._write()
-        try:
-            with self._trackers.copying(directory):
-                yield
-        except BaseException as error:
-            kind = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-            self.moment.error = str(error) if isinstance(error, FedKSeedError) else kind
+        with self._trackers.copying(directory):  # until the file is gone: a tracker may take long to end
+            sweep(directory, FILE)
+            self._path, self.moment.since = directory / FILE, time.time()
             self._write()
-            raise
-        else:
-            with suppress(OSError):
-                self._path.unlink(missing_ok=True)
-        finally:
-            self._path = None
+            try:
+                yield
+            except BaseException as error:
+                kind = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+                self.moment.error = str(error) if isinstance(error, FedKSeedError) else kind
+                self._write()
+                raise
+            else:
+                with suppress(OSError):
+                    self._path.unlink(missing_ok=True)
+            finally:
+                self._path = None
 
     def note(self, text: str) -> None:
         self.moment.notes = [*self.moment.notes[1 - NOTES_KEPT :], (time.time(), text)]
