@@ -223,8 +223,9 @@ def along_axis(shown: Comparison) -> ResultTable:
     finished = [(outcome.axes, outcome.seed) for outcome in shown.outcomes]
     planned = [run for run in experiment.plan() if (run.axes, run.seed) not in finished]
     missing = "; ".join(f"{experiment.label(run.axes)}, seed {run.seed}" for run in planned)
-    told = experiment.along_rates and missing
-    return replace(table, notes=(*table.notes, f"No result: {missing}.")) if told else table
+    if not (experiment.along_rates and missing):
+        return table
+    return replace(table, notes=(*table.notes, f"No result: {missing}."))
 
 
 def speed(shown: Comparison) -> ResultTable:
