@@ -93,15 +93,9 @@ class Setup:
     remembered: KeptStates | None = None
 
     def client(
-        self,
-        number: int,
-        count: int,
-        examples: Sequence[Encoded],
-        on_step: Callable[[float], None],
-        secret: int | None = None,
-        member: "MaskingClient | None" = None,
-        noise: bytes = b"",
-    ) -> Client[Any]:
+        self, number: int, count: int, examples: Sequence[Encoded], on_step: Callable[[float], None],
+        secret: int | None = None, member: "MaskingClient | None" = None, noise: bytes = b"",
+    ) -> Client[Any]:  # fmt: skip
         """Client `number` of `count`, with its examples.
 
         Args:
@@ -174,15 +168,9 @@ class Setup:
 
 
 def build(
-    recipe: Recipe,
-    tokenizer: Any,
-    basis: Basis | None,
-    *,
-    serves: bool,
-    progress: Progress | None = None,
-    keys: Mapping[int, bytes] | None = None,
-    secret: bytes = b"",
-) -> Setup:
+    recipe: Recipe, tokenizer: Any, basis: Basis | None, *, serves: bool, progress: Progress | None = None,
+    keys: Mapping[int, bytes] | None = None, secret: bytes = b"",
+) -> Setup:  # fmt: skip
     """Load a recipe's model, put its weights under the recipe's pool of directions, and make its algorithm.
 
     Args:

@@ -51,13 +51,9 @@ class Simulation:
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        progress: Progress | None = None,
-        shares: ClientShares | None = None,
-        serves: bool = True,
+        self, recipe: Recipe, progress: Progress | None = None, shares: ClientShares | None = None, serves: bool = True,
         secret: bytes = b"",
-    ) -> None:
+    ) -> None:  # fmt: skip
         recipe, basis = with_basis(recipe)
         self.progress, self.stopwatch = progress or Silent(), Stopwatch()
         checked_algorithm(recipe, Where.SIMULATION)

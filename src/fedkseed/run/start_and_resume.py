@@ -21,12 +21,9 @@ PARTS = ("seed", "model", "data", "clients", "evaluation", "peft")  # of a recip
 
 
 def start(
-    recipe: Recipe | str | Path,
-    directory: str | Path,
-    progress: Progress | None = None,
-    trackers: Collection[str] = (),
-    earlier: Iterable[Path] = (),
-) -> Result:
+    recipe: Recipe | str | Path, directory: str | Path, progress: Progress | None = None,
+    trackers: Collection[str] = (), earlier: Iterable[Path] = (),
+) -> Result:  # fmt: skip
     """Run a recipe in a new directory, which is made only after model and data are loaded.
 
     Args:

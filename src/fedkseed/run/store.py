@@ -197,13 +197,9 @@ class Store:
                 )
 
     def commit(
-        self,
-        state: Any,
-        report: Report | None,
-        keep: Collection[int] | None = None,
-        receipts: Mapping[int, Receipt] | None = None,
-        broadcast: bytes = b"",
-    ) -> None:
+        self, state: Any, report: Report | None, keep: Collection[int] | None = None,
+        receipts: Mapping[int, Receipt] | None = None, broadcast: bytes = b"",
+    ) -> None:  # fmt: skip
         """Write a round to disk for good, then copy its report to metrics.jsonl.
 
         Args:
