@@ -57,19 +57,10 @@ class Parties:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        batches: Sequence[Sequence[Any]],
-        local: LocalWork,
-        *,
-        pool: Pool | None = None,
-        tuned: Sequence[str] = ("*",),
-        mode: str = "auto",
-        seed: int = 0,
-        basis: Basis | None = None,
-        wire: str = "compact",
-    ) -> None:
+        self, model: nn.Module, loss: Loss, batches: Sequence[Sequence[Any]], local: LocalWork, *,
+        pool: Pool | None = None, tuned: Sequence[str] = ("*",), mode: str = "auto", seed: int = 0,
+        basis: Basis | None = None, wire: str = "compact",
+    ) -> None:  # fmt: skip
         if not batches or 0 in map(len, batches):
             raise FedKSeedError(f"every client needs a batch, got {[*map(len, batches)]} batches of clients")
         if local.epochs is not None and not local.backpropagates:
@@ -149,15 +140,9 @@ class Parties:
 
 
 def tune(
-    model: nn.Module,
-    loss: Loss,
-    batches: Sequence[Sequence[Any]],
-    local: LocalWork,
-    *,
-    size: int | None = None,
-    on_round: Callable[[Report], object] = lambda report: None,
-    **options: Any,
-) -> Tuned:
+    model: nn.Module, loss: Loss, batches: Sequence[Sequence[Any]], local: LocalWork, *, size: int | None = None,
+    on_round: Callable[[Report], object] = lambda report: None, **options: Any,
+) -> Tuned:  # fmt: skip
     """Tune a model in place on data of several clients, with messages of kilobytes between them and a server.
 
     Args:

@@ -82,27 +82,14 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        train_dataset: Any,
-        eval_dataset: Any = None,
-        args: TrainingArguments | None = None,
-        *,
-        data_collator: Callable[[list[Any]], Any] | None = None,
-        processing_class: Any = None,
+        self, model: nn.Module, train_dataset: Any, eval_dataset: Any = None, args: TrainingArguments | None = None, *,
+        data_collator: Callable[[list[Any]], Any] | None = None, processing_class: Any = None,
         compute_loss: Callable[[Any, Any], Any] | None = None,
         compute_metrics: Callable[[EvalPrediction], dict[str, Any]] | None = None,
-        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
-        client_column: str | None = None,
-        cohort: int | None = None,
-        steps_of: str = "two points",
-        local_steps: int = 1,
-        eps: float | str = SEARCH,
-        probes: int = 1,
-        clip: float = math.inf,
-        wire: str | None = None,
-        **options: Any,
-    ) -> None:
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None, client_column: str | None = None,
+        cohort: int | None = None, steps_of: str = "two points", local_steps: int = 1, eps: float | str = SEARCH,
+        probes: int = 1, clip: float = math.inf, wire: str | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         if isinstance(eps, str) and eps != SEARCH:
             raise FedKSeedError(f"eps is a number or {SEARCH!r}, got {eps!r}")
         self.args = args = TrainingArguments() if args is None else args
