@@ -108,14 +108,9 @@ class Algorithm:
         return LocalWork(steps_of=kind, epochs=epochs, lr=training.lr or self.lr, clip=clip, **same)
 
     def make(
-        self,
-        recipe: Recipe,
-        run: Run,
-        start: NDArray[np.float32] = NOTHING,
-        tensors: tuple[tuple[int, int], ...] = (),
-        keys: Mapping[int, bytes] | None = None,
-        secret: bytes = b"",
-    ) -> Strategy[Any]:
+        self, recipe: Recipe, run: Run, start: NDArray[np.float32] = NOTHING, tensors: tuple[tuple[int, int], ...] = (),
+        keys: Mapping[int, bytes] | None = None, secret: bytes = b"",
+    ) -> Strategy[Any]:  # fmt: skip
         """The strategy as a recipe describes it.
 
         Args:
@@ -127,20 +122,12 @@ class Algorithm:
         training, late, secure, privacy = recipe.training, recipe.asynchronous, recipe.secure, recipe.privacy
         with_derivatives = (self.pooled and self.local != TWO) or recipe.clients.backpropagating > 0
         settings = Settings(
-            run,
-            self.local_work(recipe),
-            _derivatives(recipe) if with_derivatives else None,
-            start,
-            tensors,
-            pool=recipe.pool,
-            wire=training.wire,
-            server=training.server,
-            server_lr=training.server_lr or 1.0,
-            trust=recipe.trust.summing,
-            shared=recipe.directions.shared,
+            run, self.local_work(recipe), _derivatives(recipe) if with_derivatives else None, start, tensors,
+            pool=recipe.pool, wire=training.wire, server=training.server, server_lr=training.server_lr or 1.0,
+            trust=recipe.trust.summing, shared=recipe.directions.shared,
             secure=secure and Masking(secure.norm, secure.bits, secure.neighbours, keys or {}),
             noise=_noise(recipe, privacy, secret) if privacy and privacy.unit == "client" else None,
-        )
+        )  # fmt: skip
         if late is not None:
             limit = training.rounds if late.max_staleness is None else late.max_staleness
             settings = replace(settings, max_staleness=limit, staleness_power=late.staleness_power)
@@ -205,14 +192,10 @@ ALGORITHMS = {
     ),
     "decomfl": Algorithm(Replay, ONE, "scalars of the rounds missed", "scalars", "Li et al., 2025", {"kind": "shared"}),
     "ferret": Algorithm(
-        Replay,
-        SGD,
-        "coefficients of the rounds missed",
-        "up to K coefficients a tensor",
-        "Shu et al., 2025",
+        Replay, SGD, "coefficients of the rounds missed", "up to K coefficients a tensor", "Shu et al., 2025",
         {"kind": "by tensor"},
     ),
-}
+}  # fmt: skip
 
 
 def algorithm_of(name: str) -> Algorithm:
