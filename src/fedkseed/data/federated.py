@@ -157,12 +157,9 @@ def whole_set(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
 
 
 def _note_files(
-    files: Sequence[DataFile],
-    recipe: Recipe,
-    note: Note,
-    too_long: Sequence[OwnedRow] = (),
+    files: Sequence[DataFile], recipe: Recipe, note: Note, too_long: Sequence[OwnedRow] = (),
     repeated: Sequence[OwnedRow] = (),
-) -> None:
+) -> None:  # fmt: skip
     """A line on each file: its rows, and how many are left out, repeated, or both trained on and held out."""
     long, twice = (Counter(id(row.file) for row in rows) for rows in (too_long, repeated))
     others = files[MOST_LINES - 1 :] if len(files) > MOST_LINES else []
