@@ -52,7 +52,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options_of_all_commands(
-    version: Annotated[bool, Option("--version", callback=_print_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Options of all commands."""
 

@@ -40,7 +40,7 @@ HELP = """Make, request and add the keys of a federation, in four steps.
 
 def _certs() -> ModuleType:
     """The module that makes and reads them; it needs a package."""
-    require_packages("certs", "cryptography")
+    require_packages("keys need", "cryptography")
     from ..network.protocol import certs
 
     return certs
@@ -57,7 +57,14 @@ class DirectoryFirst(TyperGroup):
 
 def make(
     directory: Annotated[Path, Argument(help="Directory for keys and certificates; made if it is missing.")],
-    clients: Annotated[int, Option(help="Number of clients whose missing private keys are made here.", min=0)] = 0,
+    clients: Annotated[
+        int,
+        Option(
+            help="Number of clients that have a key in the end; private keys that are missing are made here, so that "
+            "whoever has this machine can act as these clients.",
+            min=0,
+        ),
+    ] = 0,
     host: Hosts = None,
     days: Days = 365,
 ) -> None:

@@ -185,7 +185,10 @@ def preview(
 
 def eval(
     tuned: Annotated[Path, Argument(help="A run's directory; with --data or --tasks also an adapter, or any model.")],
-    after: Annotated[int | None, Option(help="Rounds of the model; default: all, or evaluation.best.", min=0)] = None,
+    after: Annotated[
+        int | None,
+        Option(help="Rounds after which the model is; default: all, or the best by [evaluation] best.", min=0),
+    ] = None,
     data: Annotated[str | None, Option(help="File or folder of examples, in place of the run's held-out sets.")] = None,
     metrics: Annotated[str, Option(help="With --data: metrics beside the loss, with commas, as accuracy,choice.")] = "",
     tasks: Annotated[str | None, Option(help="Tasks of lm-evaluation-harness, with commas, not the sets.")] = None,

@@ -27,7 +27,10 @@ Host = Annotated[str, Option(help="Address to listen on; 0.0.0.0 for clients on 
 Port = Annotated[int, Option(help="The port that clients connect to.", min=1, max=65535)]
 Tls = Annotated[
     bool,
-    Option("--tls/--no-tls", help="Have the certificate here; without, listen on this machine alone, for a proxy."),
+    Option(
+        "--tls/--no-tls",
+        help="Have the certificate here; without, listen on this machine alone, for deploy/nginx-https.conf.",
+    ),
 ]
 Strangers = Annotated[float, Option(help="Requests a second of an address without session; more for a proxy.", min=1)]
 Data = Annotated[str, Option(help="File of this client's own examples: CSV, JSON, Parquet and more, see docs/data.md.")]
@@ -36,7 +39,9 @@ Authority = Annotated[Path, Option(help="The authority's certificate: ca.pem of 
 Model = Annotated[
     str | None, Option(help="The base model: a folder, a .gguf file, or owner/name; not needed for a Python package's.")
 ]
-BasisFile = Annotated[Path | None, Option(help="The server's file of a basis, where the recipe needs one.")]
+BasisFile = Annotated[
+    Path | None, Option(help="The server's file of a basis, where the recipe needs one; its digest is checked.")
+]
 Device = Annotated[str, Option(help="Device to compute on: cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one.")]
 State = Annotated[Path | None, Option(help="Directory of all that is kept here; default runs/NAME-OF-THE-KEY.")]
 PolicyFile = Annotated[
@@ -112,7 +117,7 @@ def serve(
     stopped or killed at any moment: the same command goes on from the last finished round. docs/session.md has all
     requests that a client can make.
     """
-    require_packages("HTTPS", *PACKAGES)
+    require_packages("HTTPS needs", *PACKAGES)
     if model_files and not page:
         raise FedKSeedError("--model-files are for the page: add --page, or leave them out")
     from ..network.https.browser_page import Page
@@ -149,7 +154,7 @@ def shard(
     among its clients' keys; it sees sums of a shard's clients in place of uploads, and ends with the digest that it
     would have if the same uploads came to it. No recipe, model or data is needed here (docs/operations.md).
     """
-    require_packages("HTTPS", *PACKAGES)
+    require_packages("HTTPS needs", *PACKAGES)
     from ..network.https.shard import run
 
     address = _address(host, port, tls, strangers)
@@ -189,7 +194,7 @@ def join(
     has every recipe that was asked for. A lost connection is made again, also after this command was killed and called
     again.
     """
-    require_packages("HTTPS", *PACKAGES)
+    require_packages("HTTPS needs", *PACKAGES)
     from ..network.https.join import HttpsClient, WorkerDesk
     from ..network.protocol.client.recipe_consent import OwnerSettings, owner_of
 
@@ -211,7 +216,9 @@ def peer(
     key: Key,
     cert: Annotated[Path, Option(help="The certificate for this key: client-K.pem of `fedkseed certs sign`.")],
     ca: Authority,
-    listen: Annotated[str, Option(metavar="HOST:PORT", help="0.0.0.0:8443 for other machines.")] = "127.0.0.1:8443",
+    listen: Annotated[
+        str, Option(metavar="HOST:PORT", help="Where to listen; 0.0.0.0:8443 for other machines.")
+    ] = "127.0.0.1:8443",
     until: Annotated[float, Option(help="Seconds without an upload, until it ends after the last round.", min=0)] = 60,
     model: Model = None,
     basis: BasisFile = None,
@@ -248,7 +255,7 @@ def peer(
     The command may be stopped or killed at any moment: the same command goes on. Uploads are not masked: each peer sees
     those of all others (docs/peers.md).
     """  # noqa: D301 — click keeps the lines after a \b as they are
-    require_packages("HTTPS", *PACKAGES)
+    require_packages("HTTPS needs", *PACKAGES)
     from ..network.peers.peer import PeerFiles, run
     from ..network.protocol.client.recipe_consent import owner_of
     from ..recipe.reading import own_recipe

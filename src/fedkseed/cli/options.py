@@ -25,7 +25,10 @@ AdapterFile = Annotated[Path, Argument(help="A run's directory, an adapter file,
 Changes = Annotated[
     list[str] | None,
     Option(
-        "--set", metavar="KEY=VALUE", help="For the recipe, as training.rounds=20 or training.eps=; may be repeated."
+        "--set",
+        metavar="KEY=VALUE",
+        help="A value in place of the recipe's, as training.rounds=20; none, as training.eps=, leaves the key out. May "
+        "be repeated; give it again when a server goes on.",
     ),
 ]
 BaseModel = Annotated[str | None, Option("--model", help="The base model, if it has moved since the run.")]
@@ -63,9 +66,9 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def require_packages(what: str, *names: str) -> None:
-    """Refuse to go on without packages of the extra `https`."""
+    """Refuse to go on without packages of the extra `https`; `what` is as "keys need"."""
     if lacking := [name for name in names if find_spec(name) is None]:
-        raise FedKSeedError(f"{what} needs the package {lacking[0]}; install it with: pip install 'fedkseed[https]'")
+        raise FedKSeedError(f"{what} the package {lacking[0]}; install it with: pip install 'fedkseed[https]'")
 
 
 def require_new(file: Path) -> None:

@@ -25,7 +25,11 @@ def export(
     ] = "hf",
     kind: Annotated[str, Option(help="Of --format gguf: f32, f16, bf16, q8_0, q4_1, q4_0.")] = "f16",
     rank: Annotated[
-        int | None, Option(help="Of --format peft, lora-gguf: the nearest LoRA of this rank.", min=1)
+        int | None,
+        Option(
+            help="Of --format peft, lora-gguf: the nearest LoRA of this rank, where none is exact; says how far.",
+            min=1,
+        ),
     ] = None,
     dtype: Annotated[str | None, Option(help="Of --format hf: float32, bfloat16, float16; default: as tuned.")] = None,
 ) -> None:

@@ -25,7 +25,9 @@ def run(
     tensorboard: TensorBoard = False,
     engine: Annotated[str, Option(help="What carries messages: own or flower (Ray); the model is the same.")] = "own",
     changes: Changes = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Measure a few steps, print what the run would cost.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Measure a few steps, print what the run would cost, and stop.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a recipe with all its clients on this machine: tune the model, evaluate it before and after, save it.
@@ -80,20 +82,22 @@ def init(
     The data is read: its rows, lengths and categories decide the recipe's numbers. On a terminal, data and model are
     asked for if they are not given.
     """
-    from ..files import write_atomically
-    from ..planning.forecast import forecast
-    from ..planning.init import first_recipe
-    from ..report.tables import print_forecast
-
     if keys:
         from ..recipe.reference import reference
 
         print(reference())
         return
+    from ..files import write_atomically
+    from ..planning.forecast import forecast
+    from ..planning.init import first_recipe
+    from ..report.tables import print_forecast
+
     require_new(output)
-    columns = {field: name for field, _, name in (text.partition("=") for text in column or ())}
-    if not all([*columns, *columns.values()]):
-        raise FedKSeedError(f"--column takes FIELD=NAME, as instruction=question, got {', '.join(column or ())!r}")
+    columns = dict[str, str]()
+    for text in column or ():
+        field, _, columns[field] = text.partition("=")
+        if not field or not columns[field]:
+            raise FedKSeedError(f"--column takes FIELD=NAME, as instruction=question, got {text!r}")
     source = data or _prompted("data", "a file with your rows")
     name = model or _prompted("model", "a folder or .gguf file")
     summary, text, recipe = first_recipe(source, columns, name, task=task, algorithm=algorithm, clients=clients)
@@ -127,7 +131,9 @@ def resume(
 
 def tune(
     recipe: RecipeFile,
-    minutes: Annotated[float, Option(help="Time limit of all, which no trial may pass; 0: only eps.", min=0)] = 5.0,
+    minutes: Annotated[
+        float, Option(help="Time limit, loading included, which no trial may pass; 0: only eps.", min=0)
+    ] = 5.0,
     steps: Annotated[
         int | None,
         Option(help="Local steps of a client in a trial; default the recipe's, at most 32 for all clients.", min=1),

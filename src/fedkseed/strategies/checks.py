@@ -92,7 +92,10 @@ def require_clipped(client: int, scalars: NDArray[np.float32], clip: float) -> N
 def require_size(upload: Change, size: int) -> None:
     """Refuse an upload of another number of values than was asked for, or one that counts them by tensor."""
     if upload.values.size != size or upload.counts.size:
-        raise FedKSeedError(f"client {upload.client} sent {upload.values.size} numbers, {size} were asked for")
+        by_tensor = f", counted for {upload.counts.size} tensors," if upload.counts.size else ""
+        raise FedKSeedError(
+            f"client {upload.client} sent {upload.values.size} numbers{by_tensor}, {size} were asked for"
+        )
 
 
 def require_sendable(round_: int, numbers: NDArray) -> None:

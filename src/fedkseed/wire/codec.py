@@ -13,7 +13,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
@@ -294,7 +294,8 @@ def encode(message: Record) -> bytes:
     try:
         return sealed(HEADER.pack(*about), pool.basis, kind.fixed.pack(*fixed), *parts)
     except struct.error as error:
-        raise FedKSeedError(f"a number of a {kind.name} is beyond the bits that it travels in: {error}") from error
+        numbers = {f.name: v for f in fields(message) if isinstance(v := getattr(message, f.name), int | float)}
+        raise FedKSeedError(f"a number of a {kind.name} is beyond the bits that it travels in: {numbers}") from error
 
 
 def sealed(*parts: bytes | memoryview) -> bytes:

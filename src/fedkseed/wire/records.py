@@ -1,4 +1,7 @@
-"""Records that cross the network. Each checks itself when made, so that a decoded record is sound."""
+"""Records that cross the network. Each checks itself when made, so that a decoded record is sound.
+
+Whether its whole numbers fit the bits of their fields is checked when it is encoded.
+"""
 
 from dataclasses import dataclass, field
 
