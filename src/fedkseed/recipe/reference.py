@@ -17,7 +17,7 @@ A recipe is a TOML file with these tables and keys; all but `[model] name` have 
 """
 FIELD = re.compile(r"    (\w+): .*?(?:  # (.*))?$")
 NUMBERS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}  # of JSON Schema
-KINDS = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
+KINDS = {"integer": "whole number", "boolean": "true or false", "string": "text", "object": "table of texts"}
 
 
 def reference() -> str:
@@ -31,15 +31,12 @@ def _tables(kind: type[BaseModel], place: tuple[str, ...]) -> Iterator[str]:
         inner = table_of(field.annotation)
         if inner is None:
             continue
-        path = (*place, name)
-        several = "list[" in str(field.annotation)
+        path, several = (*place, name), "list[" in str(field.annotation)
         title = f"[[{'.'.join(path)}]]" if several else f"[{'.'.join(path)}]"
-        about = (inspect.getdoc(inner) or "").replace("\n\n", "\n").split("\n")
+        about = (inspect.getdoc(inner) or "").replace("\n\n", "\n")
         optional = not several and type(None) in getattr(field.annotation, "__args__", ())
-        about += ["", "Without the table it is off."] if optional else []
-        yield f"## {title}\n\n" + "\n".join(about) + "\n"
-        yield _rows(inner)
-        yield from _tables(inner, path)
+        off = "\n\nWithout the table it is off." if optional else ""
+        yield from (f"## {title}\n\n{about}{off}\n", _rows(inner), *_tables(inner, path))
 
 
 def _rows(kind: type[BaseModel]) -> str:
@@ -48,12 +45,10 @@ def _rows(kind: type[BaseModel]) -> str:
     known = schema.get("$defs", {})
     lines = ["| key | values | default | meaning |", "|---|---|---|---|"]
     for name, field in kind.model_fields.items():
-        if table_of(field.annotation) is not None:
-            continue
-        values = _values(schema["properties"][name], known)
-        default = "needed" if field.is_required() else "none" if field.default is None else f"`{_toml(field.default)}`"
-        meaning = said.get(name) or field.description or ""
-        lines.append(f"| `{name}` | {_cell(values)} | {_cell(default)} | {_cell(meaning)} |")
+        if table_of(field.annotation) is None:
+            default = "needed" if field.is_required() else "none" if field.default is None else _toml(field.default)
+            cells = _values(schema["properties"][name], known), default, said.get(name) or field.description or ""
+            lines.append(" | ".join([f"| `{name}`", *(cell.replace("|", "\\|") for cell in cells)]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -65,7 +60,7 @@ def comments(kind: type[BaseModel]) -> dict[str, str]:
             above.append(line[6:])
             continue
         if (field := FIELD.fullmatch(line)) is not None and field[1] in kind.model_fields:
-            said[field[1]] = " ".join([*above, *([field[2]] if field[2] else [])])
+            said[field[1]] = " ".join(filter(None, [*above, field[2]]))
         above.clear()
     return said
 
@@ -78,16 +73,13 @@ def _values(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     if "$ref" in schema:
         return _values(known[schema["$ref"].rpartition("/")[2]], known)
     if "enum" in schema or "const" in schema:
-        return ", ".join(f"`{_toml(value)}`" for value in schema.get("enum", [schema.get("const")]))
-    match schema.get("type"):
-        case "array":
-            return f"list of {_values(schema['items'], known)}"
-        case "object":
-            return "table of texts"
+        return ", ".join(map(_toml, schema.get("enum", [schema.get("const")])))
+    if schema.get("type") == "array":
+        return f"list of {_values(schema['items'], known)}"
     limits = [f"{sign} {_short(schema[name])}" for name, sign in NUMBERS.items() if name in schema]
     limits += [f"of at most {schema['maxLength']} characters"] if "maxLength" in schema else []
     limits += ["of 64 hexadecimal digits"] if "pattern" in schema else []
-    return " ".join([KINDS.get(schema.get("type", ""), "value"), ", ".join(limits)]).strip()
+    return " ".join([KINDS.get(schema["type"], "number"), ", ".join(limits)]).strip()
 
 
 def _short(limit: float) -> str:
@@ -96,12 +88,5 @@ def _short(limit: float) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML writes it."""
-    if value == {}:
-        return "{}"
-    return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
-
-
-def _cell(text: str) -> str:
-    """A text inside a Markdown table."""
-    return text.replace("|", "\\|").replace("\n", " ")
+    """A value as TOML writes it, as code."""
+    return "`{}`" if value == {} else f"`{tomli_w.dumps({'x': value}).removeprefix('x = ').strip()}`"
