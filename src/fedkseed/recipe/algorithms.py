@@ -171,9 +171,8 @@ def _derivatives(recipe: Recipe) -> LocalWork:
 
 ALGORITHMS = {
     "fedkseed": Algorithm(KSeed, TWO, CHANGE, "scalars", "Qin et al., 2024"),
-    "fedkseed-pro": Algorithm(
-        KSeed, TWO, "K coefficients and probabilities", "scalars", "Qin et al., 2024", {"importance": True}
-    ),
+    "fedkseed-pro": Algorithm(KSeed, TWO, "K coefficients and probabilities", "scalars", "Qin et al., 2024",
+                              {"importance": True}),
     "fedkseed-plus": Algorithm(KSeed, OUTPUT, CHANGE, CHANGE, "this project", tuned="output"),
     "fedkseed-backprop": Algorithm(KSeed, ALL, CHANGE, CHANGE, "this project"),
     "fedavg": Algorithm(Averaging, SGD, "weights", "weights", "McMahan et al., 2017"),
@@ -183,18 +182,14 @@ ALGORITHMS = {
     "fedit-sgd": Algorithm(Averaging, SGD, "LoRA", "LoRA", "Qin et al., 2024", tuned="lora"),
     "fedptuning": Algorithm(Averaging, SGD, "prompt encoder", "prompt encoder", "Kuang et al., 2023", tuned="p-tuning"),
     "fedprompt": Algorithm(Averaging, SGD, "prompt", "prompt", "Kuang et al., 2023", tuned="prompt"),
-    "unlimited-seeds": Algorithm(
-        Replay, TWO, "all pairs missed", "scalars", "Zelikman et al., 2023", {"kind": "drawn"}
-    ),
+    "unlimited-seeds": Algorithm(Replay, TWO, "all pairs missed", "scalars", "Zelikman et al., 2023",
+                                 {"kind": "drawn"}),
     "uplink-seeds": Algorithm(Averaging, TWO, "weights", "scalars", "Feng et al., 2023", {"uplink": "scalars"}),
-    "evofed": Algorithm(
-        Replay, SGD, "K coefficients a round missed", "K coefficients", "Rahimi et al., 2023", {"kind": "projected"}
-    ),
+    "evofed": Algorithm(Replay, SGD, "K coefficients a round missed", "K coefficients", "Rahimi et al., 2023",
+                        {"kind": "projected"}),
     "decomfl": Algorithm(Replay, ONE, "scalars of the rounds missed", "scalars", "Li et al., 2025", {"kind": "shared"}),
-    "ferret": Algorithm(
-        Replay, SGD, "coefficients of the rounds missed", "up to K coefficients a tensor", "Shu et al., 2025",
-        {"kind": "by tensor"},
-    ),
+    "ferret": Algorithm(Replay, SGD, "coefficients of the rounds missed", "up to K coefficients a tensor",
+                        "Shu et al., 2025", {"kind": "by tensor"}),
 }  # fmt: skip
 
 

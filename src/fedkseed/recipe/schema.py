@@ -485,9 +485,7 @@ class Recipe(Table):
         """The K directions; refused while they need a basis whose digest is not known yet, see `with_basis`."""
         directions = self.directions
         if directions.informed and directions.basis_digest is None:
-            raise FedKSeedError(
-                "[directions] basis_digest is missing: a run writes it, or `fedkseed pin` into your recipe"
-            )
+            raise FedKSeedError("[directions] basis_digest is missing: a run writes it, and so does `fedkseed pin`")
         digest = bytes.fromhex(directions.basis_digest or "")
         return Pool(pool_key(self.seed), directions.size, directions.family, digest)
 
