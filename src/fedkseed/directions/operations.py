@@ -113,9 +113,7 @@ def _checked(piece: Piece) -> FlatPiece:
         raise FedKSeedError("the addend must be float32 and have the shape of the weights")
     for other in (out, addend):
         if other is not None and other.device != base.device:
-            raise FedKSeedError(
-                f"weights, result and addend must be on one device, got {base.device} and {other.device}"
-            )
+            raise FedKSeedError(f"weights, result and addend are on one device, got {base.device} and {other.device}")
     flat = _flat(base, piece.start), _flat(out, piece.start), None if addend is None else _flat(addend)
     return piece.tensor, piece.start, *flat
 
@@ -126,7 +124,5 @@ def _flat(tensor: Tensor, start: int = 0) -> Tensor:
     if not tensor.is_contiguous():
         raise FedKSeedError("weights must be contiguous; got a strided view")
     if not 0 <= start <= MAX_POSITIONS - tensor.numel():
-        raise FedKSeedError(
-            f"positions of a tensor lie in 0 to {MAX_POSITIONS}, got {start} to {start + tensor.numel()}"
-        )
+        raise FedKSeedError(f"positions of a tensor are 0 to {MAX_POSITIONS}, got {start} to {start + tensor.numel()}")
     return tensor.detach().view(-1)

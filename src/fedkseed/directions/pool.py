@@ -49,9 +49,8 @@ class Pool:
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
-            raise FedKSeedError(
-                f"no family of directions is called {self.family!r}; choose one of {', '.join(FAMILIES)}"
-            )
+            names = ", ".join(FAMILIES)
+            raise FedKSeedError(f"no family of directions is called {self.family!r}; choose one of {names}")
         if not 0 <= self.key < 1 << 64:
             raise FedKSeedError(f"a pool's key is a 64-bit number (0 to {(1 << 64) - 1}), got {self.key}")
         most = MAX_TRANSFORMED if self.transformed or self.factored else 1 << 32
@@ -114,9 +113,7 @@ class Pool:
         if basis is None:
             raise FedKSeedError(f"a pool of the family {self.family} needs its basis: set [directions] basis")
         if (digest := basis.digest()) != self.basis:
-            raise FedKSeedError(
-                f"the basis has digest {digest.hex()}, the run's is {self.basis.hex()}; get the run's file"
-            )
+            raise FedKSeedError(f"the basis has digest {digest.hex()}, the run's is {self.basis.hex()}; get that file")
         if basis.size > self.size:
             raise FedKSeedError(f"the basis has {basis.size} directions, the pool only {self.size}; set size to it")
         numbers, factors = {name: k for k, name in enumerate(shapes)}, dict[int, Matrix]()
@@ -168,9 +165,7 @@ class Pool:
         if wide.size and not (wide.min() >= 0 and wide.max() < self.size):
             raise FedKSeedError(f"directions must lie in 0 to {self.size - 1}, got {wide.min()} to {wide.max()}")
         if np.any(np.diff(wide) <= 0):
-            raise FedKSeedError(
-                "directions must be in ascending order, each once: the order of a sum is part of its value"
-            )
+            raise FedKSeedError("directions must ascend, each once: the order of a sum is part of its value")
         if not np.all(np.isfinite(values)):
             raise FedKSeedError(f"coefficients must be finite float32 numbers, got {values[~np.isfinite(values)][0]}")
         kept = values != 0

@@ -36,9 +36,7 @@ def weights(case: dict[str, Any], backend: str, device: str = "cpu") -> str:
     more = torch.from_numpy(_float32(case["addend"])).to(device) if "addend" in case else None
     kernels = backends.load(backend)
     kernels.combine([(case["tensor"], start, w, w, more)], kernels.plan(pool, directions, coefficients, w.device))
-    bits = w.cpu().view(BITS[dtype]).numpy()
-    digits = 8 if dtype == "float32" else 4
-    return "".join(f"{int(b):0{digits}x}" for b in bits)
+    return "".join(f"{int(b):0{2 * w.itemsize}x}" for b in w.cpu().view(BITS[dtype]).numpy())
 
 
 def projection(case: dict[str, Any], backend: str, device: str = "cpu") -> str:
@@ -52,8 +50,7 @@ def projection(case: dict[str, Any], backend: str, device: str = "cpu") -> str:
 def philox(case: dict[str, Any], backend: str, device: str = "cpu") -> str:
     """The four words of one counter and key; kernels show theirs through the weights they make."""
     counter, key = ([int(word, 16) for word in case[name]] for name in ("counter", "key"))
-    words = reference.philox(tuple(counter), (key[0], key[1]))
-    return "".join(f"{int(word[0]):08x}" for word in words)
+    return "".join(f"{int(word[0]):08x}" for word in reference.philox(tuple(counter), (key[0], key[1])))
 
 
 SECTIONS = {"philox": philox, "weights": weights, "projections": projection}
@@ -86,11 +83,9 @@ def _pool(case: dict[str, Any]) -> Pool:
     pool = Pool(int(case["key"], 16), case["size"], case["family"], bytes.fromhex(case.get("basis", "")))
     basis, tensor = None, case["tensor"]
     if pool.informed:
-        left_factor, right_factor = (np.array(case[side], np.int8) for side in ("left", "right"))
+        left, right = (np.array(case[side], np.int8) for side in ("left", "right"))
         scales = (_float32(case[side]) for side in ("left scale", "right scale"))
-        basis = Basis(
-            {f"{tensor:04}": Factor(len(left_factor), len(right_factor), 0, left_factor, right_factor, *scales)}
-        )
+        basis = Basis({f"{tensor:04}": Factor(len(left), len(right), 0, left, right, *scales)})
     return pool.fitted({f"{k:04}": case.get("shape", ()) if k == tensor else () for k in range(tensor + 1)}, basis)
 
 

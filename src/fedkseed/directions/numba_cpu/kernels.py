@@ -9,46 +9,13 @@ from numba import uint32, uint64
 
 from .. import reference as ref
 from ..pool import BLOCK
-from .simd import (
-    as_floats,
-    as_words,
-    butterflies,
-    by_rows,
-    claim,
-    clear,
-    copy,
-    fetch_ahead,
-    flipped,
-    flipped_columns,
-    float_at,
-    floats,
-    high_half,
-    inlined,
-    interleaved_high,
-    interleaved_low,
-    item_size,
-    joined,
-    kernel,
-    lane_numbers,
-    load_floats,
-    low_half,
-    number_at,
-    plus_signed,
-    put,
-    put_rounded,
-    signed_floats,
-    signed_shift,
-    sqrt,
-    store,
-    take,
-    take_swapped,
-    transposed,
-    wide,
-    widened,
-    word_at,
-    words,
-    zero_tile,
-)
+
+from .simd import (  # isort: skip
+    as_floats, as_words, butterflies, by_rows, claim, clear, copy, fetch_ahead, flipped, flipped_columns, float_at,
+    floats, high_half, inlined, interleaved_high, interleaved_low, item_size, joined, kernel, lane_numbers, load_floats,
+    low_half, number_at, plus_signed, put, put_rounded, signed_floats, signed_shift, sqrt, store, take, take_swapped,
+    transposed, wide, widened, word_at, words, zero_tile,
+)  # fmt: skip
 
 # The branches of a kernel; the first two add direction by direction.
 GAUSSIAN, RADEMACHER, HADAMARD, HADAMARD_ONE, HASHED = range(5)
