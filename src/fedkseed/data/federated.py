@@ -92,11 +92,9 @@ def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
         note(f"the data has no category {DEFAULT_CATEGORY!r}: a share of {SHARE_WITHOUT_IT:g} of its rows is held out")
     if recipe.evaluation.examples == DEFAULT_EXAMPLES and 0 < len(evaluated) < DEFAULT_EXAMPLES:
         note(f"all {len(evaluated)} held-out examples are evaluated: {DEFAULT_EXAMPLES} is the default, they are fewer")
-    template, too_long = encoder.wording.template, len(encoded.too_long)
-    other = template if template != recipe.data.template else None
-    return ClientShares(
-        clients, held_out.examples, too_long, source.too_small, held_out.options, sets, names, template=other
-    )
+    template = None if encoder.wording.template == recipe.data.template else encoder.wording.template
+    counts = len(encoded.too_long), source.too_small
+    return ClientShares(clients, held_out.examples, *counts, held_out.options, sets, names, template)
 
 
 def own_share(
@@ -168,8 +166,7 @@ def _note_files(
         note(file.summary(limit, f"{twice[id(file)]:,} for training also held out" if twice[id(file)] else ""))
     if others:
         rows, empty = sum(len(file.examples) for file in others), sum(file.empty for file in others)
-        left_out = f"; {empty:,} without a response left out" if empty else ""
-        note(f"{len(others):,} more files: {rows:,} rows{left_out}")
+        note(f"{len(others):,} more files: {rows:,} rows" + f"; {empty:,} without a response left out" * bool(empty))
 
 
 def _note_repeated_rows(

@@ -142,9 +142,8 @@ def _draw_further(table: HeldOutSetTable, rows: HeldOutRows, encoder: Encoder, n
 def _short_enough(rows: Sequence[OwnedRow], name: str, encoder: Encoder, note: Note) -> list[Encoded]:
     """The rows of a set within the limit, with a note on the others."""
     encoded = encoder.held_out(rows)
-    if encoded.too_long:
-        limit = f"{encoder.held_out_limit:,} tokens"
-        note(f"{name}: {len(encoded.too_long):,} of {len(rows):,} rows over {limit} left out")
+    if long := len(encoded.too_long):
+        note(f"{name}: {long:,} of {len(rows):,} rows over {encoder.held_out_limit:,} tokens left out")
     return encoded.examples
 
 

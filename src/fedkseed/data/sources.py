@@ -83,11 +83,8 @@ class Reader:
         entries = _visible(path) if path.is_dir() and not is_saved(path) else []
         if not entries:
             raise FedKSeedError(f"no folder with data files at {path}; give one file or folder a client, {READABLE}")
-        endings = [format_of(entry.name) if entry.is_file() else None for entry in entries]
-        names = [
-            entry.name[: -len("".join(ending))] if ending else entry.name
-            for entry, ending in zip(entries, endings, strict=True)
-        ]
+        endings = ["".join(format_of(entry.name) or ()) if entry.is_file() else "" for entry in entries]
+        names = [entry.name[: len(entry.name) - len(end)] for entry, end in zip(entries, endings, strict=True)]
         if len(set(names)) < len(names):  # hr.csv beside hr.json
             names = [entry.name for entry in entries]
         return {
