@@ -18,9 +18,7 @@ from ..files import border
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 FORMATS = {**dict(enumerate("BbHhIifB")), 10: "Q", 11: "q", 12: "d"}  # kind of a value -> struct's format of it
 STRING, ARRAY = 8, 9
-BLOCKS = {
-    kind.value: sizes for kind, sizes in GGML_QUANT_SIZES.items()
-}  # kind of a tensor -> numbers, bytes of a block
+BLOCKS = {kind.value: sizes for kind, sizes in GGML_QUANT_SIZES.items()}  # of a tensor -> numbers, bytes of a block
 MAX_ITEMS = 1 << 22  # in an array: libraries make a Python object of each; the largest vocabularies have 2^18 tokens
 MAX_DEPTH = 2  # arrays in arrays
 MAX_DIMENSIONS = 4  # ggml's own limit

@@ -18,8 +18,7 @@ def can_keep_states(model: Any, layout: Layout) -> bool:
 
     A model that caps or scales its logits, as Gemma 2 does, fails it, and runs all layers in every step.
     """
-    layer = output_layer(model)
-    inside = {id(module) for module in layer.modules()}
+    inside = {id(module) for module in output_layer(model).modules()}
     if any(id(module) not in inside for entry in layout.tuned for module, _ in entry.places):
         return False
     tokens = torch.tensor([[1, 2]], device=next(model.parameters()).device)
@@ -28,8 +27,7 @@ def can_keep_states(model: Any, layout: Layout) -> bool:
     match calls:
         case [(Tensor() as hidden, Tensor() as outputs)]:
             return hidden.shape[:2] == tokens.shape and torch.equal(outputs, logits)
-        case _:
-            return False
+    return False
 
 
 class KeptStates:
@@ -50,8 +48,7 @@ class KeptStates:
 
     def loss(self, batch: Batch) -> Tensor:
         """The mean loss over a batch's response tokens, with the graph of the output layer."""
-        lengths = batch.mask.sum(1).tolist()
-        padded = zip(batch.tokens, batch.labels, lengths, strict=True)
+        padded = zip(batch.tokens, batch.labels, batch.mask.sum(1).tolist(), strict=True)
         rows = [(tokens[:length], labels[:length]) for tokens, labels, length in padded]
         with torch.no_grad():
             hidden = torch.cat([self._states(tokens, labels) for tokens, labels in rows])
@@ -64,8 +61,7 @@ class KeptStates:
         if (kept := self._kept.get(key)) is not None:
             return kept
         self.rows += 1
-        last = needed(labels[None])
-        device = next(self.model.parameters()).device
+        last, device = needed(labels[None]), next(self.model.parameters()).device
         [(hidden, _)], _ = _run(self.model, tokens[None].to(device), last)
         states = hidden[0, -last:][:-1][(labels[-last:][1:] != IGNORED).to(device)]
         if (room := self._room - states.nbytes) >= 0:

@@ -149,11 +149,8 @@ def load_tokenizer(model: str) -> Any:
     """Load the model's tokenizer, which must have an end-of-text token; it replaces a missing padding token."""
     source = find(model)
     folder = Path(source.name)
-    if (
-        source.gguf_path is None
-        and folder.is_dir()
-        and not any(file for kind in TOKENIZERS for file in folder.glob(kind))
-    ):
+    files = [file for kind in TOKENIZERS for file in folder.glob(kind)]
+    if source.gguf_path is None and folder.is_dir() and not files:
         raise FedKSeedError(
             f"the tokenizer of {model} can't be loaded: the folder has no {', no '.join(TOKENIZERS)}; put the files of "
             "the model's tokenizer beside its weights"

@@ -109,10 +109,8 @@ def output_loss(model: Any, batch: Batch) -> Tensor:
     The derivatives of a loss by the output layer's weights, Σ_t (softmax_t − one-hot_t) h_tᵀ, need the last hidden
     states h and the logits, both of which a forward pass has: nothing goes back through the network.
     """
-    with (
-        torch.no_grad(),
-        output_layer(model).register_forward_pre_hook(lambda *_: torch.set_grad_enabled(True) and None),
-    ):
+    hook = output_layer(model).register_forward_pre_hook(lambda *_: torch.set_grad_enabled(True) and None)
+    with torch.no_grad(), hook:
         return graph_loss(model, batch)
 
 

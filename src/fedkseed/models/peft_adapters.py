@@ -23,23 +23,18 @@ def attach(model: nn.Module, kind: str, adapters: PeftTable, seed: int) -> nn.Mo
     """
     peft = _peft()
     tokens: dict[str, Any] = {"task_type": "CAUSAL_LM", "num_virtual_tokens": adapters.virtual_tokens}
+    lora = {"task_type": "CAUSAL_LM", "r": adapters.rank, "lora_alpha": adapters.alpha}
+    transposed = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2
     configs = {
-        "lora": lambda: peft.LoraConfig(
-            task_type="CAUSAL_LM",
-            r=adapters.rank,
-            lora_alpha=adapters.alpha,
-            fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2
-            target_modules=adapters.targets,
-        ),
+        "lora": lambda: peft.LoraConfig(**lora, fan_in_fan_out=transposed, target_modules=adapters.targets),
         "p-tuning": lambda: peft.PromptEncoderConfig(**tokens, encoder_reparameterization_type="MLP"),
         "prompt": lambda: peft.PromptTuningConfig(**tokens),
     }
-    wrapped: Any = model
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft's, of transformers
         torch.manual_seed(seed)  # the library draws from the global generator, which is put back afterwards
         try:
-            adapted = peft.get_peft_model(wrapped, configs[kind]())
+            adapted = peft.get_peft_model(model, configs[kind]())
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FedKSeedError(f"the model can't have {kind} adapters: {error}; name [peft] targets") from error
     return adapted.requires_grad_(False).eval()
@@ -47,10 +42,9 @@ def attach(model: nn.Module, kind: str, adapters: PeftTable, seed: int) -> nn.Mo
 
 def load_adapters(model: nn.Module, folder: str) -> nn.Module:
     """Put the adapters of a folder on a model, beside its weights."""
-    base: Any = model
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft's, of transformers
-        return _peft().PeftModel.from_pretrained(base, folder).requires_grad_(False).eval()
+        return _peft().PeftModel.from_pretrained(model, folder).requires_grad_(False).eval()
 
 
 def _peft() -> Any:
