@@ -278,8 +278,7 @@ def provenance(recipe: Recipe, rounds: int) -> dict[str, Any]:
     model, data, algorithm = recipe.model, recipe.data, recipe.training.algorithm
     of_model = {"model": model.name, "dtype": model.dtype, "storage": model.storage}
     wording = {"template": data.template, "separator": data.separator}
-    origin = of_model | wording | {"algorithm": algorithm, "rounds": rounds, "seed": recipe.seed}
-    return about(recipe, rounds) | origin
+    return about(recipe, rounds) | of_model | wording | {"algorithm": algorithm, "rounds": rounds, "seed": recipe.seed}
 
 
 def peak_memory() -> int:

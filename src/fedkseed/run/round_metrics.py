@@ -8,7 +8,7 @@ recipe names, which runs import, but not the commands `rounds` and `report`:
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -80,10 +80,9 @@ def values(report: Report) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-def telling(reports: Iterable[Report]) -> list[Metric]:
+def telling(reports: Sequence[Report]) -> list[Metric]:
     """The columns of a table of these rounds: metrics shown in every table, or not zero in one of the rounds."""
-    rounds = list(reports)
-    return [metric for metric in METRICS if metric.always or any(metric.says(report) for report in rounds)]
+    return [metric for metric in METRICS if metric.always or any(map(metric.says, reports))]
 
 
 def line(report: Report) -> str:

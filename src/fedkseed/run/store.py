@@ -98,7 +98,7 @@ class Store:
         """Refuse a directory that holds a run."""
         if any((directory / name).exists() for name in ("recipe.toml", "run.sqlite")):
             raise FedKSeedError(
-                f"{directory} holds a run already; go on with `fedkseed resume {directory}` or choose another directory"
+                f"{directory} holds a run already; `fedkseed resume {directory}`, or name another place"
             )
 
     def locked(self) -> AbstractContextManager[None]:
@@ -162,8 +162,7 @@ class Store:
 
     def receipts(self, done: int) -> dict[int, Receipt]:
         """The uploads of which the state after `done` rounds was made, by client."""
-        query = "SELECT client, upload, signature FROM uploads WHERE done = ? ORDER BY client"
-        rows = self.rows(query, done)
+        rows = self.rows("SELECT client, upload, signature FROM uploads WHERE done = ? ORDER BY client", done)
         for client, *data in rows:
             of_bytes = all(isinstance(part, bytes) for part in data)
             if not (of_bytes and isinstance(client, int) and 0 <= client < 1 << 32):
@@ -255,9 +254,8 @@ class Store:
         """The row after `done` rounds, checked by its own digests."""
         rows = self.rows("SELECT done, state, parts, head FROM rounds WHERE done = ?", done)
         if not rows:
-            raise FedKSeedError(
-                f"{self.directory} has no state after {done} rounds; see: fedkseed rounds {self.directory}"
-            )
+            where = self.directory
+            raise FedKSeedError(f"{where} has no state after {done} rounds; see: fedkseed rounds {where}")
         row = RoundRow(*rows[0])
         of_bytes = all(isinstance(part, bytes) for part in (row.state, row.parts, row.head))
         if not of_bytes or (row.state and chain.digest(row.state) != row.parts[: chain.SIZE]):
@@ -315,8 +313,7 @@ class Store:
 
     def evaluations(self) -> dict[int, dict[str, Any]]:
         """The evaluations in order: number of rounds -> fields of `Evaluation`; 0 is the base model."""
-        query = "SELECT done, value, digest FROM evaluations ORDER BY done"
-        rows = self.checked_rows(query, "(evaluations)")
+        rows = self.checked_rows("SELECT done, value, digest FROM evaluations ORDER BY done", "(evaluations)")
         return {done: self._opened(str(done), value, seal) for done, value, seal in rows}
 
     def copy_metrics(self) -> None:
