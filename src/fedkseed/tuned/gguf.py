@@ -186,8 +186,7 @@ def describe(writer: GGUFWriter, model: nn.Module, architecture: str) -> dict[st
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     frequencies = rotary.inv_freq.detach().cpu().double().numpy()
     theta, kind = config.rope_parameters["rope_theta"], config.rope_parameters.get("rope_type", "default")
-    plain = theta ** (-np.arange(len(frequencies)) / len(frequencies))
-    factors = (plain / frequencies).astype(np.float32)
+    factors = (theta ** (-np.arange(len(frequencies)) / len(frequencies)) / frequencies).astype(np.float32)
     scaled = not np.allclose(factors, 1, rtol=1e-5, atol=0)  # both are computed in float32 elsewhere
     if kind not in ("default", "linear", "llama3") or (scaled and architecture != "llama"):
         raise FedKSeedError(
@@ -221,8 +220,7 @@ def _type(name: str, shape: Sequence[int], kind: Type) -> Type:
 
 def _in_order(names: Names, name: str, value: Tensor) -> NDArray[np.float32]:
     """A tensor's values in the order of the file."""
-    whole = value.whole() if isinstance(value, Lazy) else value.detach()
-    exact = whole.cpu().float().numpy()
+    exact = (value.whole() if isinstance(value, Lazy) else value.detach()).cpu().float().numpy()
     return exact[names.rows(name, len(exact))] if name in names.names else exact
 
 

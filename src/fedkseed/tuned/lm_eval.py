@@ -99,11 +99,10 @@ def evaluate(model: Any, tokenizer: Any, tasks: Any, examples: int | None, as_tu
     from lm_eval.models.huggingface import HFLM
 
     make: Any = HFLM  # its registry hides its arguments
+    chat: Any = {"apply_chat_template": as_tuned, "fewshot_as_multiturn": as_tuned}
     with _quiet():
         wrapped = make(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=BATCH)
-        results: Any = lm_eval.evaluate(
-            wrapped, tasks, limit=examples, apply_chat_template=as_tuned, fewshot_as_multiturn=as_tuned
-        )
+        results: Any = lm_eval.evaluate(wrapped, tasks, limit=examples, **chat)
     return results
 
 

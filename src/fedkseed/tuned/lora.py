@@ -210,13 +210,11 @@ def _repeated(signs: Floats, width: int) -> Floats:
 def _matrices(path: str, module: nn.Module, rows: Floats, columns: Floats) -> Mapping[str, Tensor]:
     """A module's two matrices by peft's names, of ΔW = (rows × r) (r × columns)."""
     if isinstance(module, nn.Embedding):
-        names, pair = ("lora_embedding_A", "lora_embedding_B"), (rows.T, columns.T)
+        parts = {"lora_embedding_A": rows.T, "lora_embedding_B": columns.T}
     else:
-        names = "lora_A.weight", "lora_B.weight"
-        pair = (rows.T, columns.T) if isinstance(module, Conv1D) else (columns, rows)
-    return {
-        f"{path}.{name}": torch.from_numpy(np.ascontiguousarray(part)) for name, part in zip(names, pair, strict=True)
-    }
+        a, b = (rows.T, columns.T) if isinstance(module, Conv1D) else (columns, rows)
+        parts = {"lora_A.weight": a, "lora_B.weight": b}
+    return {f"{path}.{name}": torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()}
 
 
 def _adaptable(module: nn.Module) -> bool:

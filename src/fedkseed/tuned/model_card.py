@@ -135,9 +135,8 @@ def _measured(tuned: TunedModel) -> list[str]:
     before, after = (Evaluation.of(evaluations[done]).every for done in (0, rounds))
     rows = []
     for set_name, evaluation in after.items():
-        base = before[set_name].measures if set_name in before else {}
         for name, values in evaluation.measures.items():
-            base_values = base.get(name, [])
+            base_values = before[set_name].measures.get(name, []) if set_name in before else []
             change = str(paired_change(base_values, values)) if len(base_values) == len(values) else ""
             title = f"{named(set_name, title_of(name))} ({len(values):,})"
             rows.append((title, str(estimate(base_values)) if base_values else "", str(estimate(values)), change))
