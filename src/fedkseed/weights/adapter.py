@@ -109,8 +109,7 @@ class Adapter:
             if isinstance(error, FedKSeedError):
                 raise
             raise FedKSeedError(f"{path} is not a whole fedkseed adapter ({error}); get the file again") from error
-        checksum = about.pop("checksum", None)
-        if checksum != _checksum(about, coefficients):
+        if about.pop("checksum", None) != _checksum(about, coefficients):
             raise FedKSeedError(f"the adapter {path} is damaged: its checksum does not fit; get the file again")
         try:
             of_pool = about["pool"]
@@ -160,9 +159,7 @@ class Adapter:
             raise
         if self.tuned is not None and digest != self.tuned:
             weights.restore()
-            raise FedKSeedError(
-                f"applying the adapter gave digest {digest} instead of {self.tuned}; run `fedkseed directions`"
-            )
+            raise FedKSeedError(f"the adapter gave digest {digest} instead of {self.tuned}; run `fedkseed directions`")
         weights.keep()
 
 

@@ -28,8 +28,7 @@ KINDS = {"left": np.int8, "right": np.int8, "left_scale": np.float32, "right_sca
 def save_basis(basis: Basis, path: Path) -> None:
     """Write a basis file; a reader never sees a half-written one."""
     about = {"format": FORMAT, "digest": basis.digest().hex(), "about": dict(basis.about)}
-    metadata = {"fedkseed": json.dumps(about, sort_keys=True)}
-    write_atomically(path, packed(entries(basis), metadata=metadata))
+    write_atomically(path, packed(entries(basis), metadata={"fedkseed": json.dumps(about, sort_keys=True)}))
 
 
 def load_basis(path: Path) -> Basis:
@@ -85,9 +84,7 @@ def from_entries(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any], w
     for name in names:
         parts = {part: arrays[f"{name}.{part}"] for part in KINDS}
         if any(parts[part].dtype != kind or parts[part].ndim != 1 + (kind == np.int8) for part, kind in KINDS.items()):
-            raise FedKSeedError(
-                f"{what} must hold int8 matrices and float32 scales; those of {shown(name)} are something else"
-            )
+            raise FedKSeedError(f"{what} must hold int8 matrices and float32 scales; those of {shown(name)} are others")
         factors[name] = Factor(len(parts["left"]), len(parts["right"]), first, **parts)
         first = factors[name].directions.stop
     return Basis(factors, about)

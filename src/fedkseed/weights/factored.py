@@ -43,9 +43,7 @@ class FactoredWeights(Unwritten):
     def __init__(self, layout: Layout, pool: Pool) -> None:
         super().__init__(layout, pool)
         if not self.pool.factored:
-            raise FedKSeedError(
-                f"mode 'factored' is for factored families of directions, this pool's is {self.pool.family}"
-            )
+            raise FedKSeedError(f"mode 'factored' is for factored families of directions, not for {self.pool.family}")
         scales, self._sources = np.zeros(self.pool.size, np.float32), dict[int, FactoredSource]()
         for k, entry in enumerate(layout.tuned):
             matrix = self.pool.matrix(entry.number)

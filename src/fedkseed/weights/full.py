@@ -31,9 +31,7 @@ class FullWeights(Weights):
     def __init__(self, layout: Layout, pool: Pool) -> None:
         super().__init__(layout, pool)
         if any(isinstance(entry.tensor, Lazy) for entry in layout.tuned):
-            raise FedKSeedError(
-                "a quantised model's weights can't be written to; this algorithm needs [model] storage = 'dense'"
-            )
+            raise FedKSeedError("a quantised model's weights can't be written to; set [model] storage = 'dense'")
         self.version, self._model = 0, [entry.tensor for entry in layout.tuned]
         self._exact: list[Tensor] | None = None
         self._kept: list[Tensor] | None = None

@@ -108,8 +108,7 @@ def digest(entries: Sequence[TensorEntry]) -> bytes:
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
     """All weights of a tensor on the CPU, flat; a lazy one some rows at a time."""
     if not isinstance(tensor, Lazy) or not tensor.ndim:
-        whole = tensor.whole() if isinstance(tensor, Lazy) else tensor.detach()
-        yield whole.cpu().contiguous().view(-1)
+        yield (tensor.whole() if isinstance(tensor, Lazy) else tensor.detach()).cpu().contiguous().view(-1)
         return
     rows, step = tensor.shape[0], max(1, TILE // tensor.shape[1:].numel())
     for first in range(0, rows, step):
