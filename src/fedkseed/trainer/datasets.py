@@ -123,9 +123,8 @@ def _by_column(dataset: Any, column: str) -> dict[str, Any]:
 
 def _is_dataset(item: Any) -> bool:
     """True if an item of a list is a client's dataset and not a row: a Dataset, or a list of rows."""
-    if isinstance(item, Dataset) or hasattr(item, "column_names"):
-        return True
-    return isinstance(item, list) and bool(item) and isinstance(item[0], Mapping | tuple)
+    of_rows = isinstance(item, list) and bool(item) and isinstance(item[0], Mapping | tuple)
+    return of_rows or isinstance(item, Dataset) or hasattr(item, "column_names")
 
 
 def _require_rows(datasets: Mapping[str, Any]) -> None:
@@ -134,8 +133,6 @@ def _require_rows(datasets: Mapping[str, Any]) -> None:
     for name, rows in datasets.items():
         if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
             kind = type(rows).__name__
-            raise FedKSeedError(
-                f"the dataset {name!r} is a {kind}; give one whose length is known and rows have numbers"
-            )
+            raise FedKSeedError(f"the dataset {name!r} is a {kind}; give one whose length is known, with numbered rows")
         if not len(rows):
             raise FedKSeedError(f"the dataset {name!r} has no row; leave the client out")

@@ -103,9 +103,8 @@ def predictions_in(model: nn.Module, outputs: Any) -> Any:
     """The part of a model's outputs that metrics see."""
     if not isinstance(outputs, Mapping):
         return outputs
-    config = getattr(model, "config", None)
-    hidden = {"loss", *getattr(config, "keys_to_ignore_at_inference", ("past_key_values",))}
-    return _one_or_all(tuple(part for name, part in outputs.items() if name not in hidden))
+    ignored = getattr(getattr(model, "config", None), "keys_to_ignore_at_inference", ("past_key_values",))
+    return _one_or_all(tuple(part for name, part in outputs.items() if name not in ("loss", *ignored)))
 
 
 def _one_or_all(parts: tuple[Any, ...]) -> Any:

@@ -74,8 +74,7 @@ class Parties:
             self.weights: Pooled = hold(model, pool or Pool(pool_key(seed), 4096), tuned, mode, basis)
             run = Run(self.weights.pool, self.weights.base_digest)
             forward = replace(local, steps_of="two points", epochs=None) if local.backpropagates else local
-            derivatives = local if local.backpropagates else None
-            self.strategy = KSeed.make(Settings(run, forward, derivatives, wire=wire))
+            self.strategy = KSeed.make(Settings(run, forward, local if local.backpropagates else None, wire=wire))
         except BaseException:
             self._give_back()
             raise

@@ -157,8 +157,7 @@ class Trainer:
 
     def _tell(self, event: str, *arguments: Any) -> None:
         """Call the callbacks of an event, which may ask for something in return."""
-        call = getattr(self.callback_handler, event)
-        self.control = call(self.args, self.state, self.control, *arguments)
+        self.control = getattr(self.callback_handler, event)(self.args, self.state, self.control, *arguments)
 
     def train(self, resume_from_checkpoint: str | Path | bool | None = None) -> TrainOutput:
         """Tune the model, which then holds the tuned weights.
@@ -173,9 +172,8 @@ class Trainer:
         """
         start, plan, checkpoint = time.time(), self.plan, self._checkpoint_of(resume_from_checkpoint)
         with evaluating(self.model, self.args.use_cache):
-            parties = Parties(
-                self.model, self.compute_loss, plan.batches, plan.local, seed=plan.seed, wire=plan.wire, **plan.options
-            )
+            options = {"seed": plan.seed, "wire": plan.wire, **plan.options}
+            parties = Parties(self.model, self.compute_loss, plan.batches, plan.local, **options)
             self._at_work = True
             try:
                 parties.cohort(0, plan.cohort)  # refuses one that can't be drawn
