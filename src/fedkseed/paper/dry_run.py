@@ -43,8 +43,7 @@ def estimate(
     for planned in experiment.plan(seeds=[0]):
         if only.lower() in experiment.label(planned.axes).lower():
             name = planned.table["model"]["name"]
-            sizes = sizes_of(given.get(name.removeprefix("$"), name))
-            rows.append(_row(experiment, planned, sizes, seconds, speed))
+            rows.append(_row(experiment, planned, sizes_of(given.get(name.removeprefix("$"), name)), seconds, speed))
     hours = sum(row["hours, all seeds"] for row in rows if isinstance(row["hours, all seeds"], float))
     machine = f"this machine's {speed / 1e9:,.0f} GFLOP/s in float32"
     notes = (

@@ -185,8 +185,7 @@ def gather_toy(experiment: Experiment, places: Mapping[str, str], tell: Callable
         for draws, size in product(options.draws, options.sizes):
             means: list[float] = []
             for repetition in range(options.repetitions):
-                rng = generator(repetition, Purpose.BATCHES, size, draws)
-                counts = rng.multinomial(draws, np.full(size, 1 / size))
+                counts = generator(repetition, Purpose.BATCHES, size, draws).multinomial(draws, np.full(size, 1 / size))
                 materialize(base, Pool(pool_key(repetition), size, family), counts / draws, mean)
                 means.append(float(mean.abs().mean()))
             std = float(np.std(means, ddof=1)) if len(means) > 1 else None

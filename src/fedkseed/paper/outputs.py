@@ -182,8 +182,7 @@ def draw_marginal(shown: Comparison, figure: "Figure") -> None:
         for number, ((method,), same) in enumerate(methods.items()):
             heights = [*gain_of[tuple(same[0].axes[axis] for axis in others)].values()]
             at = np.arange(len(ranges)) + (number - (len(methods) - 1) / 2) * width
-            label = shown.title("method", method)
-            axes.bar(at, heights, width, label=label, color=COLOURS[number % len(COLOURS)])
+            axes.bar(at, heights, width, label=shown.title("method", method), color=COLOURS[number % len(COLOURS)])
         axes.set_xticks(range(len(ranges)), ranges)
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set(xlabel="range of K", ylabel=f"gain a seed, {MEASURES[measure].title}")

@@ -209,12 +209,6 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _shown(cell: Cell) -> str:
-    match cell:
-        case None:
-            return "–"
-        case str() | Spread():
-            return str(cell).replace("|", "\\|")
-        case int():
-            return f"{cell:,}"
-        case _:
-            return f"{cell:,.0f}" if abs(cell) >= 10_000 else f"{cell:.4g}"
+    if isinstance(cell, str | Spread | None):
+        return "–" if cell is None else str(cell).replace("|", "\\|")
+    return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.0f}" if abs(cell) >= 10_000 else f"{cell:.4g}"

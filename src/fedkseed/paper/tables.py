@@ -291,9 +291,8 @@ def scores(shown: Comparison) -> ResultTable:
         for values, same in group(runs, wide).items():
             row[columns[values]] = spread(same, "rouge")
             for axis, value in shown.references:
-                others = cells.get((value, *values), [])
-                difference = None if method == value else _paired(same, others, "rouge")
-                row[f"{columns[values]} minus {shown.title(axis, value)}"] = difference
+                others, name = cells.get((value, *values), []), f"{columns[values]} minus {shown.title(axis, value)}"
+                row[name] = None if method == value else _paired(same, others, "rouge")
         rows.append(row)
     paired = "A difference is paired by seed; after its ±: the standard error." if shown.references else ""
     note = "Rouge-L (%) after the last round, mean ± standard deviation over seeds."
