@@ -109,8 +109,7 @@ def exhausted_budget(recipe: Recipe, clients: int, rounds: int) -> str | None:
         return None
     return (
         f"round {rounds} would spend epsilon = {epsilon:.4g}, and [privacy] epsilon is {privacy.epsilon:g} at delta = "
-        f"{privacy.delta:g}: the run ends with {rounds - 1} rounds; in a new run take more noise, fewer rounds or more "
-        "clients"
+        f"{privacy.delta:g}: it ends with {rounds - 1} rounds; in a new one take more noise, fewer rounds, more clients"
     )
 
 

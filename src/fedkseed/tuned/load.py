@@ -114,8 +114,7 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
         dtype = entry.get("dtype") or (named if named in DTYPES else "float32")
         return TunedModel(path, model, wording, dtype, weights=str(files[0] if files else path), worded=worded)
     raise FedKSeedError(
-        f"{path} is no tuned model: give a run's directory, an adapter file, a folder of `fedkseed export`, or a "
-        ".gguf file"
+        f"{path} is no tuned model: give a run's directory, an adapter file, an exported folder, or a .gguf file"
     )
 
 

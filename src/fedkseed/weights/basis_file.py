@@ -55,8 +55,7 @@ def load_basis(path: Path) -> Basis:
     basis = from_entries(arrays, about["about"], f"the basis {path}")
     if about.get("digest") != (digest := basis.digest().hex()):
         raise FedKSeedError(
-            f"the basis {path} is damaged: its digest is {digest}, it says {shown(about.get('digest'))}; get the file "
-            "again"
+            f"the basis {path} is damaged: its digest is {digest}, it says {shown(about.get('digest'))}; get it again"
         )
     return basis
 
