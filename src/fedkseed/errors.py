@@ -18,7 +18,8 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        lacking = f" ({error.name} is missing)" if error.name else ""
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        lacking = f" ({error.name} is missing)" if missing else f" ({first_line(error)})"
         raise FedKSeedError(f"{what} the extra `{extra}`: pip install 'fedkseed[{extra}]'{lacking}") from error
 
 

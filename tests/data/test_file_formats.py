@@ -224,10 +224,12 @@ def test_zstandard_s_largest_bomb_takes_little_memory(tmp_path):
     (tmp_path / "a.jsonl.zst").write_bytes(zeros * 256)
     assert len(zeros) * 256 < 1 << 20
     tracemalloc.start()
+    before = pa.total_allocated_bytes()
     try:
         with pytest.raises(FedKSeedError, match="line 1: a line has at most 16,777,216 bytes"):
             found(tmp_path / "a.jsonl.zst")
         assert tracemalloc.get_traced_memory()[1] < 6 * MAX_LINE
+        assert pa.total_allocated_bytes() - before < MAX_LINE
     finally:
         tracemalloc.stop()
 
@@ -298,6 +300,9 @@ def test_several_zstandard_frames_are_one_file(tmp_path):
     lines = content_of(".jsonl", tmp_path / "x").splitlines(keepends=True)
     (tmp_path / "a.jsonl.zst").write_bytes(b"".join(packed(line, ".zst") for line in lines))
     assert found(tmp_path / "a.jsonl.zst") == ROWS
+    latin = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xe9.jsonl.zst"))  # no Unicode
+    latin.write_bytes((tmp_path / "a.jsonl.zst").read_bytes())
+    assert found(latin) == ROWS
 
 
 @pytest.mark.parametrize(("name", "package"), [("a.csv.zst", "pyarrow"), ("a.parquet", "datasets")])

@@ -154,7 +154,7 @@ def test_algorithms_with_other_pools_refuse_and_those_without_directions_do_not(
 def test_a_run_that_was_killed_goes_on_to_the_same_digest(write, tmp_path, monkeypatch, family):
     recipe = load_recipe(write(family))
     whole = start(recipe, tmp_path / "whole")
-    synthetic.start_and_stop(recipe, tmp_path / "killed", monkeypatch)
+    synthetic.start_and_stop(recipe, tmp_path / "killed", monkeypatch, rounds=2)
     assert Store(tmp_path / "killed").load_recipe().directions.basis_digest is not None
     assert resume(tmp_path / "killed").digest == whole.digest
 

@@ -54,13 +54,13 @@ class StoppedError(Exception):
     """The end of a process, in the middle of a run."""
 
 
-def start_and_stop(recipe: Recipe, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begin a run with a model, and end it after its first round."""
+def start_and_stop(recipe: Recipe, directory: Path, monkeypatch: pytest.MonkeyPatch, rounds: int = 1) -> None:
+    """Begin a run with a model, and end it after some rounds."""
     commit = Store.commit
 
     def stopping(self, state, *rest, **others):
         commit(self, state, *rest, **others)
-        if state.round == 1:
+        if state.round == rounds:
             raise StoppedError
 
     with monkeypatch.context() as patch:

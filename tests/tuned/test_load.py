@@ -50,6 +50,13 @@ def test_a_folder_without_a_card_has_the_default_words_and_its_own_type(run, tmp
         tuned.load_base()
 
 
+def test_a_gguf_file_has_the_type_of_the_config_beside_it(run, tmp_path):
+    export(open_tuned(run), tmp_path / "gguf", "gguf", kind="f32")
+    (tmp_path / "gguf" / "README.md").unlink()
+    (tmp_path / "gguf" / "config.json").write_text('{"torch_dtype": "bfloat16"}')
+    assert open_tuned(tmp_path / "gguf").dtype == "bfloat16"
+
+
 def test_what_is_no_tuned_model_is_refused(run, tmp_path):
     with pytest.raises(FedKSeedError, match="is no tuned model: give a run's directory"):
         open_tuned(tmp_path)

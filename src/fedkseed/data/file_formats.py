@@ -147,7 +147,7 @@ def _open(path: Path, packing: str) -> Any:  # a buffered reader
         return gzip.open(path, "rb") if packing else path.open("rb")
     with needs_extra("reading .zst needs", "data"):
         import pyarrow
-    return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+    return io.BufferedReader(pyarrow.CompressedInputStream(path.open("rb"), "zstd"))  # a name may be no Unicode
 
 
 def _unpacked_rows(path: Path, ending: str, packing: str) -> Placed:

@@ -68,7 +68,9 @@ def _rendered(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
     except FedKSeedError:
         raise
     except Exception as error:  # a template is a program of the model's maker, and may fail as any other
-        raise FedKSeedError(f"the model's chat template can't be used: {error!r}; use 'paper' or 'alpaca'") from error
+        raise FedKSeedError(
+            f"the model's chat template can't be used: {type(error).__name__}: {error}; use 'paper' or 'alpaca'"
+        ) from error
     length = sum(len(message["content"]) for message in messages)
     if len(prompt) > length + MAX_TEMPLATE:
         raise FedKSeedError(f"the model's chat template made {len(prompt):,} characters of {length:,}")

@@ -126,7 +126,7 @@ RULES: dict[Where, dict[str, Condition]] = {
         "[secure] hides uploads from the server, and [trust] rule and agreement compare them: choose. Against a "
         "curious server: [trust] rule = 'mean' and agreement = false; "
         "against hostile clients: no [secure]": lambda r, a: r.secure and _compares(r),
-        "[{got}] adds up clients that begin a round together; leave [asynchronous] out": lambda r, a: (
+        "[{got}] needs rounds that clients begin together; leave [asynchronous] out": lambda r, a: (
             r.asynchronous and ((r.secure and "secure") or (r.privacy and "privacy"))
         ),
         "[privacy] norm and [secure] norm are one thing where uploads are masked: give the second": lambda r, a: (

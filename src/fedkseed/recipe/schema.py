@@ -138,7 +138,7 @@ class ClientsTable(Table):
             self.cohort_of(self.count)
 
     def cohort_of(self, count: int) -> int:
-        """Size of a cohort of `count` clients: `cohort`, unless they are fewer, or the share `active`, at least 1."""
+        """Size of a cohort of `count` clients: `cohort`, refused if they are fewer, or the share `active`, 1 or more."""
         if self.active is not None:
             return max(1, int(self.active * count + 1e-9))  # 0.29 * 100 is 28.999…
         if self.cohort > count:
@@ -163,7 +163,7 @@ class DirectionsTable(Table):
             yield f"size: at most {MAX_BROADCAST} are sent, got {self.size}"
         named_one = self.basis is not None or self.basis_digest is not None
         if self.informed and not named_one:
-            yield f"the family {self.family} takes its directions from a basis: make one with `fedkseed basis`, set it"
+            yield f"the family {self.family} takes its directions from a basis: make one by `fedkseed basis`, set basis"
         if named_one and not self.informed:
             yield f"the family {self.family} has no basis: leave basis and basis_digest out"
 
@@ -389,7 +389,7 @@ class EvaluationTable(Table):
             if name not in METRICS and not own_code.is_own(name):
                 yield f"metrics are {', '.join(map(repr, METRICS))}, {OWN_FUNCTION}, got {name!r}"
         if self.written and not self.generated:
-            yield f"the metric {self.written[0]!r} scores written answers, and generated = 0 of them: set generated"
+            yield f"the metric {self.written[0]!r} scores written answers, of which there are none: set generated = 16"
         if sum(rows.clients is not None for rows in self.further) > 1:
             yield "two sets are of the clients' own rows: give one, with as many rows as you need"
         for what in ("name", "held_out"):

@@ -85,7 +85,10 @@ def measure(simulation: Simulation, until: float = math.inf, clock: Clock = time
 def ladder(
     client: Client[Any], direction: int, on_eps: Callable[[float], object] = lambda loss: None
 ) -> list[tuple[float, float, float]]:
-    """The losses of a client's first batch at w ± ε z and w, finite there, for every ε; the model then is stale."""
+    """The losses of a client's first batch at w ± ε z and w for every ε; the model then is stale.
+
+    Refuses a base model whose loss at w is not finite.
+    """
     loss, rows = partial(client.loss, next(client.batches(0))), []
     if not math.isfinite(here := loss()):
         raise FedKSeedError(f"the base model's loss on client {client.number}'s first batch is {here}; check dtype")

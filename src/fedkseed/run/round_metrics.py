@@ -91,7 +91,7 @@ def line(report: Report) -> str:
     for metric in METRICS:
         if metric.phrase == "" or not metric.says(report):
             continue
-        value, plain = metric.value(report), f"{metric.title} {metric.text(report)}"
-        phrase = plain if metric.phrase is None or value is None else metric.phrase.format(value)
+        value, phrase = metric.value(report), metric.phrase
+        phrase = f"{metric.title} {metric.text(report)}" if phrase is None or value is None else phrase.format(value)
         text += phrase if phrase.startswith(",") or not text else f"   {phrase}"
     return text

@@ -117,8 +117,8 @@ class Setup:
 
     def graph_of(self, number: int, count: int) -> Callable[[Any], Tensor] | None:
         """The loss that client `number` of `count` differentiates; None for a client that takes no derivatives."""
-        share = share_of(self.recipe.seed, count, self.recipe.clients.backpropagating)
-        if self.algorithm.backpropagates or number in share:
+        share = self.recipe.clients.backpropagating
+        if self.algorithm.backpropagates or number in share_of(self.recipe.seed, count, share):
             return self._graph_of_all_layers
         if self.algorithm.local != OUTPUT:
             return None
@@ -156,6 +156,11 @@ class Setup:
             self.model.save_pretrained(part)  # pyright: ignore[reportCallIssue] — a module to pyright
             self.tokenizer.save_pretrained(part)
         return store.model
+
+    def adapter(self, state: Any) -> Adapter:
+        """The model of a state as an adapter, if it is a function of K coefficients; the weights are set to it."""
+        self.load(state)
+        return self.held(state.round)
 
     def held(self, rounds: int) -> Adapter:
         """The model as it is after some rounds, if it is a function of K coefficients, as an adapter."""

@@ -241,7 +241,7 @@ class Simulation:
 def members_of(recipe: Recipe, count: int, secret: bytes = b"") -> "dict[int, MaskingClient]":
     """The simulated clients' sides of secure aggregation; none where uploads are clear.
 
-    Keys follow from the secret of the run's noise, or from the recipe's seed: there is nobody to hide them from.
+    Keys follow from the secret of the run's noise, or without noise from the recipe's seed, which hides nothing.
     """
     if recipe.secure is None:
         return {}

@@ -116,7 +116,7 @@ def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:
             f"the run's algorithm is {recipe.training.algorithm}: verify runs no code that a run's recipe names"
         )
     if recipe.secure is not None:
-        raise FedKSeedError("the run's uploads were masked, and the server has seen their sums alone: verify can't see")
+        raise FedKSeedError("the run's uploads were masked, and the server has their sums alone: nothing to verify by")
     algorithm, identity = checked_algorithm(recipe), store.recall("identity")
     if algorithm.strategy.weights != COEFFICIENTS or not recipe.trust.receipts:
         raise FedKSeedError(

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, first_line
 from ..files import border
 from .load import TunedModel
 
@@ -18,10 +18,10 @@ def require_server() -> None:
         from transformers.utils.import_utils import is_serve_available
 
         if not is_serve_available():
-            raise ImportError
+            raise ImportError("fastapi, uvicorn or openai is missing")
     except ImportError as error:
         needs = "serving a model needs the packages fastapi, uvicorn and openai"
-        raise FedKSeedError(f"{needs}: pip install 'fedkseed[serve]'") from error
+        raise FedKSeedError(f"{needs}: pip install 'fedkseed[serve]' ({first_line(error)})") from error
 
 
 def load(tuned: TunedModel) -> Models:

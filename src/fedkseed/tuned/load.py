@@ -58,7 +58,10 @@ class TunedModel:
         about = adapter_config(self.adapters)
         if about.get("peft_type") != "LORA" or about.get("ensure_weight_tying"):
             what = "virtual tokens" if about.get("peft_type") != "LORA" else "a change of a matrix that is used twice"
-            raise FedKSeedError(f"{self.adapters} holds {what}, which can't be merged: export with --format peft")
+            raise FedKSeedError(
+                f"{self.adapters} holds {what}, which can't be merged into weights: export with --format peft, "
+                "or measure it by `fedkseed eval` without --tasks"
+            )
         adapted: Any = self.load()
         return adapted.merge_and_unload()
 
@@ -109,7 +112,8 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
     if files or (path / "config.json").is_file():
         if len(files) > 1:
             raise FedKSeedError(f"{path} has {len(files)} GGUF files; name one of them")
-        about = {} if files else read_table(path / "config.json", by_hand=True)
+        config = path / "config.json"  # also beside a GGUF file
+        about = read_table(config, by_hand=True) if config.is_file() else {}
         named = about.get("dtype") or about.get("torch_dtype")
         dtype = entry.get("dtype") or (named if named in DTYPES else "float32")
         return TunedModel(path, model, wording, dtype, weights=str(files[0] if files else path), worded=worded)
