@@ -138,7 +138,7 @@ class ClientsTable(Table):
             self.cohort_of(self.count)
 
     def cohort_of(self, count: int) -> int:
-        """Size of a cohort of `count` clients: `cohort`, refused if they are fewer, or the share `active`, 1 or more."""
+        """Size of a cohort of `count` clients: `cohort`, refused if these are fewer; or the share `active`, 1 or more."""
         if self.active is not None:
             return max(1, int(self.active * count + 1e-9))  # 0.29 * 100 is 28.999…
         if self.cohort > count:
@@ -389,7 +389,7 @@ class EvaluationTable(Table):
             if name not in METRICS and not own_code.is_own(name):
                 yield f"metrics are {', '.join(map(repr, METRICS))}, {OWN_FUNCTION}, got {name!r}"
         if self.written and not self.generated:
-            yield f"the metric {self.written[0]!r} scores written answers, of which there are none: set generated = 16"
+            yield f"the metric {self.written[0]!r} scores written answers, and generated = 0: set generated = 16"
         if sum(rows.clients is not None for rows in self.further) > 1:
             yield "two sets are of the clients' own rows: give one, with as many rows as you need"
         for what in ("name", "held_out"):
