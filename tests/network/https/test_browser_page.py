@@ -64,5 +64,5 @@ def test_without_a_folder_no_file_of_a_model_is_given():
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({}))
-    with pytest.raises(FedKSeedError, match=r"has no tokenizer\.json; the page runs Llamas from a folder with"):
+    with pytest.raises(FedKSeedError, match=r"has no tokenizer\.json; the page's Llama needs"):
         page.Page(tmp_path)

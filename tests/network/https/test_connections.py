@@ -172,7 +172,7 @@ def test_session_after_session_of_one_key_is_refused_and_shown(hub):
     for _ in range(10):
         begun(hub, 0)
     refused(429, lambda: begun(hub, 0))
-    assert hub.notices.popleft() == "client 0 begins session after session: somebody else may have its key"
+    assert hub.notices.popleft() == "client 0 begins session after session: somebody may have its key"
     begun(hub, 1)
 
 

@@ -74,7 +74,7 @@ def test_a_revoked_key_cannot_come_back(registered, keys):
     (keys / "client-1.pub").write_text(request(keys.parent / "another").read_text())
     registered.register()
     (keys / "client-1.pub").write_text(kept.read_text())
-    with pytest.raises(FedKSeedError, match=r"the key .*client-1.pub was revoked, and can't come back"):
+    with pytest.raises(FedKSeedError, match=r"client-1.pub was revoked and can't come back"):
         registered.register()
 
 

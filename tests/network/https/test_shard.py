@@ -184,7 +184,7 @@ def test_shards_are_refused_where_nothing_can_follow_them_before_a_run_is_made(s
     ("own", "text"),
     [
         (f"{SHARDS}\nminimum = 3", "minimum = 3 is more than the 2 shards"),
-        ("shards = [1, 1, 1]", "shards has 3 shards, and 2 keys are registered: one for each"),
+        ("shards = [1, 1, 1]", "shards has 3 shards, 2 keys are registered: one for each"),
     ],
     ids=["minimum", "keys"],
 )

@@ -63,12 +63,9 @@ def prepare(config: Mapping[str, Any]) -> Path:
     if missing := [name for name in ("data", "state") if not config.get(name)]:
         raise FedKSeedError(f"--node-config lacks {missing}: data is this client's file, state a directory of its own")
     directory, key, ca = Path(str(config["state"])).expanduser().resolve(), _path(config, "key"), _path(config, "ca")
-    owner = owner_of(
-        str(config["data"]),
-        str(config["model"]) if "model" in config else None,
-        str(config.get("device", "auto")),
-        *(_path(config, name) for name in ("policy", "basis", "members")),
-    )
+    model = str(config["model"]) if "model" in config else None
+    files = (_path(config, name) for name in ("policy", "basis", "members"))
+    owner = owner_of(str(config["data"]), model, str(config.get("device", "auto")), *files)
     if key is not None and ca is not None:
         require_files(ca, key)
     settings = OwnerSettings(owner, float(config.get("idle", 1800)), key and str(key), ca and str(ca))

@@ -13,11 +13,9 @@ TESTED = "1.41."
 # 1.41: Flower and its libraries send usage data and ask for updates. They read some of these variables when they are
 # imported, so that the simulation sets them before. Whoever starts Flower's own programs sets them, or does not.
 QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-}
+    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_DISABLE_TELEMETRY": "1",
+}  # fmt: skip
 
 # 1.41: an error is a number and a reason in Flower's terms; these words come first for whoever runs a server.
 NODE_GONE = 5

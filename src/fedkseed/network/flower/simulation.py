@@ -3,7 +3,7 @@
 Ray shares the clients out over processes (`[clients] at_once` of them), each with a model of its own.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from importlib.util import find_spec
 from os import environ
@@ -25,7 +25,7 @@ from ...run.progress import Progress
 from ...run.simulation import Simulation
 from ...run.store import Store
 from ...run.workers import computing_with
-from ..protocol.client.task_handler import TaskHandler
+from ..protocol.client.task_handler import Bound, OnStep, TaskHandler
 from ..protocol.envelope import Task
 from .compat import QUIET, require_flower
 
@@ -38,9 +38,7 @@ class Virtual:
     def __init__(self, recipe: bytes) -> None:
         self.simulation = Simulation(parse(loads(recipe.decode())), serves=False)
 
-    def answer(
-        self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None]
-    ) -> tuple[bytes, bytes]:
+    def answer(self, task: Task, on_step: OnStep, bound: Bound) -> tuple[bytes, bytes]:
         simulation, parts = self.simulation, self.simulation.shares.clients
         with computing_with(_threads(simulation.recipe)):
             client = simulation.setup.client(task.client, len(parts), parts[task.client], on_step)

@@ -127,8 +127,6 @@ def from_arrays(arrays: ArrayRecord, kind: type[Any]) -> Any:
     """The state in Flower's arrays, of the class `kind` (`ServerPart.state`); arrays of something else are refused."""
     names = {f.name for f in fields(kind)}
     if set(arrays) != names:
-        raise FedKSeedError(
-            f"a state has the arrays {sorted(names)}, got {sorted(arrays)}; begin with initial_arrays()"
-        )
+        raise FedKSeedError(f"a state has arrays {sorted(names)}, got {sorted(arrays)}; begin with initial_arrays()")
     values = {name: array.numpy() for name, array in arrays.items()}
     return kind(**values | {"round": int(values["round"][0])})

@@ -49,9 +49,7 @@ async def refusal(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestError):
         return PlainTextResponse(f"{error}\n", error.status)
     if isinstance(error, HTTPException):
-        return PlainTextResponse(
-            "no such request: docs/session.md and docs/peers.md have them all\n", error.status_code
-        )
+        return PlainTextResponse("no such request: docs/session.md and docs/peers.md have them\n", error.status_code)
     return Response(status_code=400)
 
 

@@ -25,12 +25,9 @@ POLICY = (
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
-    "content-security-policy": POLICY,
-    "cross-origin-opener-policy": "same-origin",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "cache-control": "no-cache",
-}
+    "content-security-policy": POLICY, "cross-origin-opener-policy": "same-origin",
+    "referrer-policy": "no-referrer", "x-content-type-options": "nosniff", "cache-control": "no-cache",
+}  # fmt: skip
 IMMUTABLE = {"cache-control": "public, max-age=31536000, immutable"}
 
 
@@ -52,9 +49,7 @@ class Page:
     def __post_init__(self) -> None:
         lacking = [name for name in MODEL_FILES if self.model is not None and not (self.model / name).is_file()]
         if lacking:
-            raise FedKSeedError(
-                f"{self.model} has no {lacking[0]}; the page runs Llamas from a folder with {', '.join(MODEL_FILES)}"
-            )
+            raise FedKSeedError(f"{self.model} has no {lacking[0]}; the page's Llama needs {', '.join(MODEL_FILES)}")
 
     def routes(self) -> list[Route]:
         """The routes of the page, its scripts and the model."""

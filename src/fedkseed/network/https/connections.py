@@ -99,11 +99,9 @@ class Connections:
     name, largest = "HTTPS", MAX_MESSAGE
 
     def __init__(
-        self,
-        keys: Sequence[EllipticCurvePublicKey | None],
-        clock: Callable[[], float] = time.monotonic,
+        self, keys: Sequence[EllipticCurvePublicKey | None], clock: Callable[[], float] = time.monotonic,
         has_key: Callable[[int], bool] = lambda client: True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.notices = deque[str](maxlen=100)  # for whoever runs the server
         self._lock, self._clock, self._has_key, self._closed = threading.Lock(), clock, has_key, False
         self._clients: dict[int, ConnectedClient] = {}
@@ -206,9 +204,7 @@ class Connections:
                 raise RequestError(401, "this challenge was answered before: ask for another")
             self._signed[challenge] = now
             if not self._session_quota.takes(client.number):
-                self.notices.append(
-                    f"client {client.number} begins session after session: somebody else may have its key"
-                )
+                self.notices.append(f"client {client.number} begins session after session: somebody may have its key")
                 raise RequestError(429, "too many sessions of this key: wait a minute")
             self._end_session(client)  # of a process that was killed, or is another's
             client.token, client.last_request = secrets.token_urlsafe(16), now

@@ -63,9 +63,7 @@ class RegisteredKeys:
         revoked = {*chain(*read_table(signing)["former"])} if signing.exists() else set()
         for number, line in texts.items():
             if line in revoked:
-                raise FedKSeedError(
-                    f"the key {paths[number]} was revoked, and can't come back; make another for client {number}"
-                )
+                raise FedKSeedError(f"{paths[number]} was revoked and can't come back; make client {number} another")
         ClientNumbers.register(self.directory, range(len(lines)), [k for k, line in enumerate(lines) if not line])
         ServerSigning.write(signing.parent, self.folder, lines)
         self.lines, self._paths, self._registered = lines, paths, self._last_seen
@@ -134,8 +132,7 @@ def keys_of_shard(directory: Path, folder: Path, first: int, progress: Progress)
     path = directory / NUMBERING
     if path.exists() and (begun := read_table(path)) != {"first": first}:
         raise FedKSeedError(
-            f"{directory} is of a shard that began with {begun}, not with --first {first}: give this one a --state of "
-            "its own"
+            f"{directory} began with {begun}, not with --first {first}: give this one a --state of its own"
         )
     write_table(path, {"first": first})
 

@@ -30,7 +30,7 @@ from ...wire.codec import decode, encode
 from ...wire.delta import lack, restore
 from ...wire.records import Broadcast, Run, Subtotal
 from ..protocol.carrier import Carrier
-from ..protocol.client.task_handler import AbandonedError, LaterError, TaskHandler
+from ..protocol.client.task_handler import AbandonedError, Bound, LaterError, OnStep, TaskHandler
 from ..protocol.client.worker_process import GiveUp
 from ..protocol.envelope import LINK, Code, RefusedError, Reply, Status, Task, refusing
 from ..protocol.networked_recipe import ENVELOPE
@@ -163,9 +163,7 @@ class Shard:
         # The last one, by the nonce of the run and the number of the keys' registration.
         self._remotes: dict[tuple[bytes, int], RemoteClients] = {}
 
-    def answer(
-        self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None]
-    ) -> tuple[bytes, bytes]:
+    def answer(self, task: Task, on_step: OnStep, bound: Bound) -> tuple[bytes, bytes]:
         """The broadcast of a task, whole where it can be restored, and the subtotal of the clients that were drawn."""
         end, note = time.monotonic() + SHARE * task.seconds, self.clients.progress.note
         self._follow(task)
@@ -180,9 +178,7 @@ class Shard:
         broadcast = decode(encoded, Broadcast)
         bound(chain.digest(encoded))
         if task.done != broadcast.round:
-            raise FedKSeedError(
-                f"the message is of round {broadcast.round}, the history of its task has {task.done} rounds"
-            )
+            raise FedKSeedError(f"the message is of round {broadcast.round}, its task's history has {task.done} rounds")
         self._last_broadcast = encoded
         clients, count = self.recipe.clients, sum(self.recipe.network.shards or ())
         drawn = cohort(self.recipe.seed, broadcast.round, count, clients.cohort_of(count), clients.draw)
@@ -205,9 +201,7 @@ class Shard:
                 f"and this one began with --first {first}",
             )
         if registered > members.stop:
-            self.clients.progress.note(
-                f"{registered - members.stop} clients are more than [network] shards gives this shard; left out"
-            )
+            self.clients.progress.note(f"{registered - members.stop} clients beyond [network] shards are left out")
         if task.since > len(self._links):
             raise FedKSeedError(f"a task has links from {task.since} on, and this shard has {len(self._links)}")
         self._links[task.since :] = [task.links[at : at + LINK] for at in range(0, len(task.links), LINK)]
@@ -221,14 +215,9 @@ class Shard:
         return self._aggregator
 
     def _subtotal(
-        self,
-        aggregator: ShardAggregator,
-        shard: int,
-        drawn: list[int],
-        broadcast: Broadcast,
-        encoded: bytes,
+        self, aggregator: ShardAggregator, shard: int, drawn: list[int], broadcast: Broadcast, encoded: bytes,
         remote: RemoteClients,
-    ) -> Subtotal:
+    ) -> Subtotal:  # fmt: skip
         """The sum of the uploads of those clients of the shard that were drawn, of all shards', and have a key."""
         members, accumulator = self.recipe.network.members(shard), aggregator.start(broadcast, drawn)
 

@@ -54,13 +54,11 @@ def serving_uploads(
     return serving(app, host, port, context, http=PeerProtocol, log_level="critical")
 
 
-def application(
-    store: UploadStore, open_round: Callable[[], int], largest: int, heard: Callable[[], object]
-) -> Starlette:
+def application(store: UploadStore, open_round: Callable[[], int], most: int, heard: Callable[[], object]) -> Starlette:
     """The application of a peer.
 
     Args:
-        largest: bytes of the largest entry.
+        most: bytes of the largest entry.
         heard: called when something new was given.
     """
     quota = Quota(50, 400)
@@ -90,7 +88,7 @@ def application(
         return Response(framed(store.data(cut(body))))
 
     async def give(request: Request) -> Response:
-        body = await read_body(request, BATCH * (largest + 4))
+        body = await read_body(request, BATCH * (most + 4))
         try:
             added, refused = store.add(unframed(body, BATCH), open_round())
         except FedKSeedError as error:

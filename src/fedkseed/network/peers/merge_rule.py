@@ -61,15 +61,13 @@ class MergeRule:
         if strategy.server.weights != COEFFICIENTS:
             name = type(strategy.server).__name__
             raise FedKSeedError(f"peers share a model of K coefficients, got the strategy {name}")
-        late = KSeed.make(
-            replace(strategy.settings, max_staleness=roster.max_staleness, staleness_power=roster.staleness_power)
-        )
+        late = replace(strategy.settings, max_staleness=roster.max_staleness, staleness_power=roster.staleness_power)
         count, clients = len(roster.peers), recipe.clients
         size = clients.cohort_of(count)
         drawn = [frozenset(cohort(recipe.seed, k, count, size, clients.draw)) for k in range(recipe.training.rounds)]
         facts = {"recipe": text.decode(), "base": strategy.run.base.hex(), **roster.facts()}
         run = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
-        return cls(run, late, roster.public_keys(), recipe.training.rounds, drawn.__getitem__)
+        return cls(run, KSeed.make(late), roster.public_keys(), recipe.training.rounds, drawn.__getitem__)
 
     def header(self, signed: SignedUpload, open_round: int) -> UploadHeader:
         """The header of an upload that is taken: whole, of this run, signed, and one that can be added up.

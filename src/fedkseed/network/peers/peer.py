@@ -78,9 +78,7 @@ def _shared(recipe: Recipe, count: int) -> bytes:
     return recipe_for_clients(recipe.model_copy(update={"model": any_model}), count)
 
 
-def run(
-    recipe: Recipe, files: PeerFiles, owner: Owner, listen: tuple[str, int], say: Say, *, quiet: float
-) -> PeerOutcome:
+def run(recipe: Recipe, files: PeerFiles, owner: Owner, listen: tuple[str, int], say: Say, quiet: float) -> PeerOutcome:
     """Take part in a run until its last round is over and no new upload has come for a while.
 
     Args:
@@ -195,14 +193,10 @@ class PeerTraining:
         self.client.answer(self._task(message, 1.0, keep=True), lambda loss: None)
         self.client.afterwards()
         return PeerOutcome(
-            digest=Adapter.load(path).tuned or "",
-            set=store.digest().hex(),
-            rounds=rule.rounds,
-            uploads=len(store.counting()),
-            from_here=store.count_trained_from_here(),
-            contradictions=len(store.contradictions()),
-            adapter=str(path),
-        )
+            digest=Adapter.load(path).tuned or "", set=store.digest().hex(), rounds=rule.rounds,
+            uploads=len(store.counting()), from_here=store.count_trained_from_here(),
+            contradictions=len(store.contradictions()), adapter=str(path),
+        )  # fmt: skip
 
     def _task(self, message: bytes, seconds: float, keep: bool = False) -> Task:
         """A task as a server would send it; whoever answers it is this peer itself."""

@@ -48,10 +48,8 @@ def recompute(directory: Path) -> tuple[MergeRule, State, int]:
     path = directory / FILE
     if not path.is_file():
         raise FedKSeedError(f"there is no {path}: {directory} is not the directory of a peer")
-    with (
-        border(f"can't read {path}"),
-        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database,
-    ):
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    with border(f"can't read {path}"), closing(sqlite3.connect(address, uri=True)) as database:
         facts = database.execute("SELECT value FROM facts WHERE name = ?", (RUN,)).fetchone()
         uploads = [data for (data,) in database.execute("SELECT data FROM entries ORDER BY name")]
     try:

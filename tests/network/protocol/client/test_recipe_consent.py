@@ -135,7 +135,7 @@ def test_a_journal_that_is_full_lets_no_recipe_pass_and_one_that_was_cut_short_i
     (tmp_path / "asked.jsonl").write_text('{"time": "2026-11-2\n')
     journal = RecipeJournal(tmp_path)
     journal.asked(b"x" * 2000)
-    with pytest.raises(RefusedError, match="more than 3,000 are not kept: move it"):
+    with pytest.raises(RefusedError, match="of 3,000 bytes: move it"):
         journal.asked(b"y" * 2000)
     assert (tmp_path / "asked.jsonl").stat().st_size <= 3000
 

@@ -13,22 +13,20 @@ from ....files import read_table, write_table
 PRIVACY_SPENT = "privacy.json"  # in the directory of a client
 
 
-def spend_privacy(
-    directory: Path, run: bytes, asked: bytes, amount: float, epsilon: float | None, delta: float
-) -> float:
+def spend_privacy(folder: Path, run: bytes, asked: bytes, amount: float, epsilon: float | None, delta: float) -> float:
     """Note an answer before it leaves this machine, and return ε of all answers so far.
 
     The second leg of a round, or a repeated task, costs nothing. What would be too much is refused, and not noted.
 
     Args:
-        directory: of the client, with its account: run -> broadcast -> 1 / noise² of the answer.
+        folder: of the client, with its account: run -> broadcast -> 1 / noise² of the answer.
         asked: digest of the broadcast: another one of the same round has another answer.
         amount: 1 / noise² of the answer.
         epsilon: the most that all answers together may spend, at `delta`; None: no limit.
     """
     from ....secure.accounting import epsilon_of
 
-    path = directory / PRIVACY_SPENT
+    path = folder / PRIVACY_SPENT
     table = read_table(path) if path.exists() else {}
     try:
         known = {name: {of: float(cost) for of, cost in answers.items()} for name, answers in table.items()}

@@ -148,9 +148,7 @@ class RecipeJournal:
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "digest": digest, **more}) + "\n"
         with border(f"can't write {self.path}"), open(self.path, "a", opener=private) as file:
             if file.tell() + len(line) > MAX_ASKED:
-                raise RefusedError(
-                    Code.POLICY, f"{self.path} has {file.tell():,} bytes, more than {MAX_ASKED:,} are not kept: move it"
-                )
+                raise RefusedError(Code.POLICY, f"{self.path} has {file.tell():,} of {MAX_ASKED:,} bytes: move it")
             file.write("\n" * self._cut + line)
             self._cut = False
 
@@ -184,12 +182,9 @@ def accepted_recipe(recipe: bytes, owner: Owner) -> Recipe:
             )
     followed, basis = owner.policy.followed(wished), owner.basis if directions.informed else None
     model = {"name": owner.model or wished.model.name, "device": owner.device}
-    parts = {
-        "model": wished.model.model_copy(update=model),
-        "directions": directions.model_copy(update={"basis": basis}),
-        "data": followed.data.model_copy(update={"source": owner.data}),
-    }
-    return followed.model_copy(update=parts)
+    data = followed.data.model_copy(update={"source": owner.data})
+    parts = {"model": wished.model.model_copy(update=model), "data": data}
+    return followed.model_copy(update=parts | {"directions": directions.model_copy(update={"basis": basis})})
 
 
 def _require_carried(name: str) -> None:

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from ....errors import FedKSeedError
 from ..carrier import RoundStoppedError
@@ -18,6 +18,8 @@ from ..envelope import UNSIGNED, Code, RefusedError, Reply, Status, Task
 from ..signatures import ClientSigning
 
 REMEMBERED = 1 << 20  # bytes of the largest answer that is kept; answers of weights are not
+OnStep: TypeAlias = Callable[[float], None]  # gets the loss of each local step
+Bound: TypeAlias = Callable[[bytes], None]  # refuses a broadcast's digest that the task's history does not name
 
 
 class AbandonedError(RoundStoppedError):
@@ -31,9 +33,7 @@ class LaterError(FedKSeedError):
 class RecipeFollower(Protocol):
     """One client or several, with a recipe and a model."""
 
-    def answer(
-        self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None]
-    ) -> tuple[bytes, bytes]: ...
+    def answer(self, task: Task, on_step: OnStep, bound: Bound) -> tuple[bytes, bytes]: ...
 
     def afterwards(self) -> None: ...
 

@@ -39,7 +39,7 @@ from ..envelope import Code, RefusedError, Task, refusing
 from .policy import Policy
 from .privacy_spent import spend_privacy
 from .recipe_consent import Owner, accepted_recipe
-from .task_handler import log
+from .task_handler import Bound, OnStep, log
 
 if TYPE_CHECKING:
     from ....secure.member import MaskingClient
@@ -65,9 +65,7 @@ class TrainingClient:
     _broadcast: bytes | None = None  # the last one, where the next may come as a difference to it
     _later: Callable[[], object] = lambda: None  # what the client's owner waits for, and no server
 
-    def answer(
-        self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None] = lambda digest: None
-    ) -> tuple[bytes, bytes]:
+    def answer(self, task: Task, on_step: OnStep, bound: Bound = lambda digest: None) -> tuple[bytes, bytes]:
         """The broadcast of a task, whole where it can be restored, and the answer of client `task.client` to it.
 
         Args:
@@ -119,9 +117,7 @@ class TrainingClient:
         self._require_recipes_steps(inside)
         _require_drawn(task.client, message, self.recipe, count)
         if task.done >= 0 and message.round != task.done:
-            raise FedKSeedError(
-                f"the message is of round {message.round}, the history of its task has {task.done} rounds"
-            )
+            raise FedKSeedError(f"the message is of round {message.round}, its task's history has {task.done} rounds")
 
     def _require_recipes_steps(self, message: Any) -> None:
         """Refuse a message for other steps than those of its recipe, on which the owner's policy was applied."""
@@ -134,23 +130,19 @@ class TrainingClient:
             steps = training.steps, training.probes, training.wire or "compact"
             expected = *steps, local.learning_rate(message.round), local.eps, float(np.float32(local.clip))
             if asked != expected:
-                raise FedKSeedError(
-                    f"the message asks for steps, probes, wire, lr, eps and clip {asked}, its recipe says {expected}"
-                )
+                raise FedKSeedError(f"steps, probes, wire, lr, eps and clip are {asked}, its recipe says {expected}")
 
     def _spend(self, run: bytes, asked: bytes) -> None:
         """Note what the answer to a broadcast spends, if its recipe has [privacy]; refuse more than is allowed."""
         if (privacy := self.recipe.privacy) is None:
             return
         if self.ledger is None or (noise := noise_of_a_round(privacy)) is None:
-            raise FedKSeedError(
-                "the recipe has [privacy] without noise, or this client has no directory for an account"
-            )
+            raise FedKSeedError("the recipe has [privacy] without noise, or this client has no folder for an account")
         limits = self.owner.policy.training
         with refusing(Code.POLICY):
             spend_privacy(self.ledger, run, asked, noise**-2, limits.epsilon, limits.delta)
 
-    def _train(self, task: Task, whole: bytes, masking: "MaskingClient | None", tick: Callable[[float], None]) -> bytes:
+    def _train(self, task: Task, whole: bytes, masking: "MaskingClient | None", tick: OnStep) -> bytes:
         """The answer to a broadcast; `tick` is called between any two passes of the model."""
         setup, count, secret = self.setup, self.recipe.clients.count or 0, self.owner.secret
         # In another run, or after a rollback, the same rounds have other batches: else a server could have the same
@@ -184,7 +176,7 @@ class TrainingClient:
                     "too high for this model, or its rows are broken",
                 )
 
-    def _keep_tuned_model(self, task: Task, bound: Callable[[bytes], None]) -> bytes:
+    def _keep_tuned_model(self, task: Task, bound: Bound) -> bytes:
         """Take over the tuned model of a finished run, and write it as an adapter; nothing is trained.
 
         The history binds the model of the last round, so that all clients get the same. That of an earlier one, which
@@ -242,9 +234,8 @@ class TrainingClient:
 
 
 def load_client(
-    owner: Owner, recipe: bytes, masks: MakeMasking | None = None, ledger: Path | None = None,
-    keeps: Path | None = None,
-) -> TrainingClient:  # fmt: skip
+    owner: Owner, recipe: bytes, masks: MakeMasking | None = None, ledger: Path | None = None, keeps: Path | None = None
+) -> TrainingClient:
     """Load what a client needs to follow a server's recipe: its arguments are those of `TrainingClient`.
 
     Raises:

@@ -37,10 +37,7 @@ BATCH_SEED = "batches.secret"  # in the directory of a client
 def serve(directory: Path) -> None:
     """Answer tasks until none has come for the idle time; a directory has one worker."""
     settings = OwnerSettings.read(directory)
-    with (
-        exclusive(directory / process.LOCK, f"another worker runs in {directory}"),
-        process.listening(directory) as listener,
-    ):
+    with exclusive(directory / process.LOCK, f"{directory} has a worker"), process.listening(directory) as listener:
         owner, signing = settings.owner, settings.signing(directory)
         if owner.policy.data.secret_batches:
             owner = replace(owner, secret=batch_secret(directory))
