@@ -99,7 +99,7 @@ def test_half_a_pair_another_host_and_bad_names_are_refused(tmp_path):
     make(tmp_path, 1, ["localhost"], 365)
     with pytest.raises(FedKSeedError, match=r"is not for other.org; remove it and server.key"):
         make(tmp_path, 1, ["localhost", "other.org"], 365)
-    with pytest.raises(FedKSeedError, match="no host can be called 'localhost:8443'"):
+    with pytest.raises(FedKSeedError, match="no host is called 'localhost:8443'"):
         make(tmp_path, 1, ["localhost:8443"], 365)
     (tmp_path / "client-0.pub").unlink()
     with pytest.raises(FedKSeedError, match=r"there is .*client-0 but no .*client-0.pub;"):
@@ -107,7 +107,7 @@ def test_half_a_pair_another_host_and_bad_names_are_refused(tmp_path):
     (tmp_path / "ca.pem").unlink()
     with pytest.raises(FedKSeedError, match=r"there is .*ca.key but no .*ca.pem;"):
         make(tmp_path, 0, ["localhost"], 365)
-    with pytest.raises(FedKSeedError, match="no host can be called 'a b'"):
+    with pytest.raises(FedKSeedError, match="no host is called 'a b'"):
         make(tmp_path / "other", 1, ["a b"], 365)
     make(tmp_path / "third", 1, ["localhost"], 365)
     (tmp_path / "third" / "ca.key").write_text("nonsense")
@@ -181,7 +181,7 @@ def test_a_key_of_openssh_is_taken_if_it_is_of_the_right_curve(tmp_path):
         if "256" in kind:
             assert add(tmp_path, file.with_suffix(".pub")) == tmp_path / "client-0.pub"
         else:
-            with pytest.raises(FedKSeedError, match="another kind than ecdsa-sha2-nistp256"):
+            with pytest.raises(FedKSeedError, match="another key than ecdsa-sha2-nistp256"):
                 add(tmp_path, file.with_suffix(".pub"))
 
 
@@ -196,7 +196,7 @@ def test_keys_that_are_there_twice_private_or_nonsense_are_refused(tmp_path):
         add(keys, tmp_path / "own")
     with pytest.raises(FedKSeedError, match=r"can't read .*nothing.pub: No such file"):
         add(keys, tmp_path / "nothing.pub")
-    with pytest.raises(FedKSeedError, match="own already, and keys are never written over"):
+    with pytest.raises(FedKSeedError, match="own already and keys are never written over"):
         request(tmp_path / "own")
     (keys / "client-0.pub").unlink()
     with pytest.raises(FedKSeedError, match=r"there is no .*client-0.pub"):

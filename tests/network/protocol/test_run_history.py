@@ -211,7 +211,7 @@ def test_a_run_is_not_forgotten_for_runs_without_end(run, tmp_path, monkeypatch)
         assert asked.follow(task(run, 2, nonce=nonce))
     full = asked.path.read_bytes()
     for client in (asked, RunHistory(tmp_path)):
-        with pytest.raises(FedKSeedError, match="has 8 runs, and more are not kept: give this client a new --state"):
+        with pytest.raises(FedKSeedError, match="has 8 runs, no more are kept: give this client a new --state"):
             client.follow(task(run, 0, nonce=nonces[8]))
         with pytest.raises(FedKSeedError, match="is not the one in the run's history"):
             client.require_bound(task(run, 2, nonce=nonces[0]), chain.digest(broadcast(run, 2, lr=0.5)))

@@ -58,10 +58,11 @@ def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: da
         made += [_write(ca_key, _pem(key)), _write(ca, issued)]
     path, path_of_key = directory / "server.pem", directory / "server.key"
     if _there(path, path_of_key) and _there(path_of_key, path):
-        if missing := {*hosts} - _hosts(certificate(path)):
+        names = certificate(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        addresses = map(str, names.get_values_for_type(x509.IPAddress))
+        if missing := {*hosts} - {*names.get_values_for_type(x509.DNSName), *addresses}:
             raise FedKSeedError(
-                f"{path} is not for {', '.join(sorted(missing))}; remove it and server.key to make another: "
-                "clients need nothing new"
+                f"{path} is not for {', '.join(sorted(missing))}; remove it and server.key to make another"
             )
     else:
         if not hosts:
@@ -82,9 +83,7 @@ def request(path: Path) -> Path:
     """Make a client's key pair on the client's own machine, and return the public file: `path` with .pub after it."""
     public = path.with_name(path.name + ".pub")
     if there := [file for file in (path, public) if file.exists()]:
-        raise FedKSeedError(
-            f"there is a file {there[0]} already, and keys are never written over; choose another --key"
-        )
+        raise FedKSeedError(f"there is a file {there[0]} already and keys are never written over; choose another --key")
     with border(f"can't make {path.parent}"):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _make_pair(path, public)
@@ -190,11 +189,6 @@ def _there(file: Path, half: Path) -> bool:
     return file.exists()
 
 
-def _hosts(own: x509.Certificate) -> set[str]:
-    names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return {*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))}
-
-
 def _by_authority(
     directory: Path, name: str, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], days: int, now: datetime,
     *usages: x509.ObjectIdentifier,
@@ -240,9 +234,7 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         if not HOST.fullmatch(host):
-            raise FedKSeedError(
-                f"no host can be called {host!r}; give a name as fl.example.org, or an address"
-            ) from None
+            raise FedKSeedError(f"no host is called {host!r}; give a name as fl.example.org, or an address") from None
         return x509.DNSName(host)
 
 

@@ -36,9 +36,7 @@ class GainSum:
 
     def __post_init__(self) -> None:
         if not (LEAST_ROWS <= self.rows < 1 << 32 and math.isfinite(self.change)):
-            raise FedKSeedError(
-                f"a gain is of {LEAST_ROWS} rows or more, and a finite sum; got {self.rows} rows and {self.change}"
-            )
+            raise FedKSeedError(f"a gain is finite and of {LEAST_ROWS} rows or more, got {self.change} of {self.rows}")
 
     def encode(self) -> bytes:
         return LAYOUT.pack(BEGIN, self.rows, self.change)

@@ -53,9 +53,7 @@ def note_masked(directory: Path, run: bytes, round_: int, leg: str, value: bytes
         )
     last = table.get(name, {"round": -1})
     if last["round"] > round_:
-        raise FedKSeedError(
-            f"round {round_} of this run is over: round {last['round']} was masked since; {path} has what was"
-        )
+        raise FedKSeedError(f"round {round_} of this run is over: round {last['round']} was masked since, by {path}")
     digest = hashlib.sha256(value).hexdigest()
     legs = last["legs"] if last["round"] == round_ else {}
     if legs.get(leg, digest) != digest:

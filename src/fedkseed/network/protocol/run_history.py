@@ -55,9 +55,7 @@ class RunHistory:
         links = [task.links[at : at + LINK] for at in range(0, len(task.links), LINK)]
         known = self._runs.get(task.nonce.hex())
         if known is None and len(self._runs) >= MOST_RUNS:
-            raise FedKSeedError(
-                f"{self.path} has {MOST_RUNS} runs, and more are not kept: give this client a new --state"
-            )
+            raise FedKSeedError(f"{self.path} has {MOST_RUNS} runs, no more are kept: give this client a new --state")
         at, head, link = (known.done, known.head, known.link) if known else (-1, None, b"")
         if known is not None and task.client != known.client:  # other batches, directions
             raise FedKSeedError(f"this client is {known.client} in this run, and the task is for {task.client}")

@@ -102,9 +102,7 @@ def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
 def _on_p256(key: object, where: object, kind: type[Key]) -> Key:
     if isinstance(key, kind) and isinstance(key.curve, ec.SECP256R1):
         return key
-    raise FedKSeedError(
-        f"{where} holds a key of another kind than ecdsa-sha2-nistp256; `fedkseed certs request` makes one"
-    )
+    raise FedKSeedError(f"{where} holds another key than ecdsa-sha2-nistp256; `fedkseed certs request` makes one")
 
 
 def certificate(path: Path) -> x509.Certificate:
@@ -175,9 +173,7 @@ class ServerSigning:
             raise FedKSeedError(f"its answer is not signed; client {client} must be started with its key")
         key = self.clients[client]
         if key is None or not verify(key, upload_statement(self.nonce, client, head, broadcast, upload), signature):
-            raise FedKSeedError(
-                f"its answer is not signed with the key of client {client} for this run and broadcast; it is left out"
-            )
+            raise FedKSeedError(f"its answer is not signed with the key of client {client} for this run and broadcast")
 
 
 def keys_of_run(directory: Path) -> list[list[ec.EllipticCurvePublicKey]]:
@@ -221,9 +217,7 @@ class ClientSigning:
                 return Reply(Status.UNPREPARED)
             key = _key_of_a_server(server, self.ca, now or datetime.now(UTC))
             if not verify(key, task_statement(task, fingerprint(self.key.public_key())), task.signature):
-                raise FedKSeedError(
-                    "the task is not signed by the server for this client; a client with another key can't take it"
-                )
+                raise FedKSeedError("the task is not signed by the server for this client's key")
             if task.issued <= (last := self._issued.get(task.nonce, 0)):
                 return Reply(
                     Status.FAILED,

@@ -427,7 +427,7 @@ def test_a_client_that_is_always_silent_is_not_asked_for_some_rounds(setting, tm
     result = setting.serve(directory, silent, notes=notes)
     assert [r["clients"] for r in result.reports] == [[0, 1]] * 8
     assert [round_ for round_ in range(8) if asked[round_, 2]] == [0, 1, 2, 6, 7]
-    assert notes.has("client 2 has let 3 rounds in a row pass without an answer in time; it is not asked in the next 3")
+    assert notes.has("client 2 has let 3 rounds in a row pass without an answer in time; it rests for 3 rounds")
 
 
 def test_a_client_whose_answers_cannot_be_used_is_not_asked_for_some_rounds(setting, tmp_path, monkeypatch):
@@ -443,7 +443,7 @@ def test_a_client_whose_answers_cannot_be_used_is_not_asked_for_some_rounds(sett
     result = setting.serve(directory, breaking, notes=notes)
     assert [r["clients"] for r in result.reports] == [[1, 2]] * 6
     assert [round_ for round_ in range(6) if asked[round_, 0]] == [0, 4], "three times in each"
-    assert notes.has("client 0 has sent 3 answers that can't be used; it is not asked in the next 3 rounds")
+    assert notes.has("client 0 has sent 3 answers that can't be used; it rests for 3 rounds")
 
 
 def test_a_client_whose_answers_cannot_be_used_is_asked_where_all_are_needed(setting, undisturbed, tmp_path):

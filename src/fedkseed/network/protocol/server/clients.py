@@ -9,7 +9,7 @@ carrier's does not end a round either, unless it lasts until the deadline.
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count
@@ -262,12 +262,10 @@ class RemoteClients:
         # Where nobody is needed, clients do again what the others have done in the exchange before.
         return attempt.enough and now - attempt.begin >= self._took + grace
 
-    def _ready(
-        self, exchange: Exchange, attempt: Attempt, owing: Sequence[int], waiting: Collection[int], now: float
-    ) -> list[int]:
+    def _ready(self, exchange: Exchange, attempt: Attempt, owes: list[int], waiting: set[int], now: float) -> list[int]:
         """The connected clients to ask now: not yet asked, or in vain, or so long ago that a message may be lost."""
         online, ready = self.online(), []
-        for client in owing:
+        for client in owes:
             if client not in online or attempt.tries[client] >= TRIES:
                 continue
             if client in waiting:
@@ -279,9 +277,7 @@ class RemoteClients:
             ready.append(client)
         return ready
 
-    def _ask(
-        self, exchange: Exchange, attempt: Attempt, clients: Sequence[int], waiting: Collection[int], now: float
-    ) -> None:
+    def _ask(self, exchange: Exchange, attempt: Attempt, clients: Sequence[int], waiting: set[int], now: float) -> None:
         """Send clients their tasks; one that the carrier does not take was in vain."""
         seconds = attempt.end - now
         history = None if self.history is None else cache(self.history)  # the same for all that have followed as far
@@ -290,9 +286,7 @@ class RemoteClients:
             node, with_recipe = self._online[client], not self._clients[client].has_recipe
             data = self._task(exchange, client, seconds, history).encode()
             if len(data) > (largest := self.carrier.largest):
-                raise FedKSeedError(
-                    f"{self.carrier.name} takes messages of {largest:,} bytes, this one has {len(data):,}"
-                )
+                raise FedKSeedError(f"{self.carrier.name} takes messages of {largest:,} bytes, not {len(data):,}")
             parcels.append(Parcel(node, data, exchange.round, seconds + (0 if client in waiting else LATE)))
             tasks.append(OpenTask(client, node, exchange.number, exchange.round, with_recipe))
         keys = self._tried("send tasks", lambda: self.carrier.send(parcels), None)
@@ -331,9 +325,7 @@ class RemoteClients:
             if task.exchange == exchange.number:
                 yield task.client, reply
             elif arrival.trouble is None:
-                self.progress.note(
-                    f"the answer of client {task.client} to round {task.round + 1} is too late; it is left out"
-                )
+                self.progress.note(f"the answer of client {task.client} to round {task.round + 1} is too late")
 
     def _read(self, arrival: Arrival, task: OpenTask) -> Reply:
         if arrival.gone:  # the list of connected clients may be older, and the client would be asked again at once
@@ -415,9 +407,7 @@ class RemoteClients:
         """After a few offences of a client's, let it rest: it is not asked for some rounds."""
         if times % OFFENCES == 0:
             self._clients[client].rests_until = round_ + 1 + REST
-            self.progress.note(
-                f"client {client} has {what}; it is not asked in the next {REST} rounds, if there are enough others"
-            )
+            self.progress.note(f"client {client} has {what}; it rests for {REST} rounds, if there are enough others")
 
     def _tried(self, what: str, call: Callable[[], Answer], otherwise: Answer) -> Answer:
         """The answer to a call of the carrier's; in place of an error, which is reported, `otherwise`.

@@ -68,9 +68,7 @@ def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) ->
         recipe = store.load_recipe()
         shards = recipe.network.shards
         if shards is not None and (keys := ClientNumbers.registered(directory)) not in (0, len(shards)):
-            raise FedKSeedError(
-                f"[network] shards has {len(shards)} shards, and {keys} keys are registered: one for each"
-            )
+            raise FedKSeedError(f"[network] shards has {len(shards)} shards, {keys} keys are registered: one for each")
         numbers = ClientNumbers(directory, recipe.clients.count if shards is None else len(shards))
         count = numbers.count if shards is None else sum(shards)  # of clients, of all shards
         recipe = with_noise(recipe, count)
