@@ -67,14 +67,10 @@ class Report:
 
 
 def run_round(
-    strategy: Strategy[State],
-    state: State,
-    cohort: Sequence[int],
-    transport: Transport,
-    began: Mapping[int, State] = NO_STATES,
-    kept: Mapping[int, bytes] | None = None,
+    strategy: Strategy[State], state: State, cohort: Sequence[int], transport: Transport,
+    began: Mapping[int, State] = NO_STATES, kept: Mapping[int, bytes] | None = None,
     broadcasts: "Broadcasts[State] | None" = None,
-) -> tuple[State, Report]:
+) -> tuple[State, Report]:  # fmt: skip
     """Do one round with the clients of `cohort` and return the state after it; for the arguments see `Round.begin`.
 
     Raises:
@@ -141,14 +137,10 @@ class Round(Generic[State]):
 
     @classmethod
     def begin(
-        cls,
-        strategy: Strategy[State],
-        state: State,
-        cohort: Sequence[int],
-        began: Mapping[int, State] = NO_STATES,
-        kept: Mapping[int, bytes] | None = None,
+        cls, strategy: Strategy[State], state: State, cohort: Sequence[int],
+        began: Mapping[int, State] = NO_STATES, kept: Mapping[int, bytes] | None = None,
         broadcasts: Broadcasts[State] | None = None,
-    ) -> "Round[State]":
+    ) -> "Round[State]":  # fmt: skip
         """A round with the clients of `cohort`.
 
         Args:
@@ -180,10 +172,8 @@ class Round(Generic[State]):
 
     def exchanges(self) -> Iterator[dict[int, bytes]]:
         """The messages of the round, exchange after exchange: after each, `add_` takes the answers."""
-        shorter = cache(shorten)  # one difference for all that have kept the same message
-        yield self._sending(
-            {n: shorter(data, self.kept[n]) if n in self.kept else data for n, data in self.whole.items()}
-        )
+        shorter, kept = cache(shorten), self.kept  # one difference for all that have kept the same message
+        yield self._sending({n: shorter(data, kept[n]) if n in kept else data for n, data in self.whole.items()})
         if self.lacking:
             yield self._sending({client: self.whole[client] for client in self.lacking})
         if (second := self.strategy.second_leg) is not None:

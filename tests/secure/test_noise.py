@@ -36,7 +36,7 @@ def test_frequencies_are_those_of_the_definition(monkeypatch, variance, close):
 
 @pytest.mark.parametrize("variance", [0, -1, noise.MOST + 1])
 def test_a_variance_that_integers_do_not_hold_is_refused(variance):
-    with pytest.raises(FedKSeedError, match="variance of 1 to 2"):
+    with pytest.raises(FedKSeedError, match="variance 1 to 2"):
         discrete_gaussian(variance, 3, KEY)
 
 

@@ -83,7 +83,7 @@ def test_pro_draws_with_the_probabilities_that_a_client_was_sent():
         i, j, k = drawn(2, uploaded, p)
         np.testing.assert_array_equal(after.coefficients, sums((i, -1), (j, -2), (k, -4)))
     assert drawn(2, 3, pro.server.broadcast(old).probabilities) != drawn(2, 3)
-    with pytest.raises(FedKSeedError, match=r"client 2 drew its directions in round 3; aggregate\(\) needs its state"):
+    with pytest.raises(FedKSeedError, match=r"client 2 drew by round 3's state; aggregate\(\) needs it"):
         pro.aggregate(now, [upload(2, [2.0], round=3)])
 
 

@@ -156,8 +156,8 @@ def test_weights_that_are_capped_are_capped_for_a_shard():
     ("changes", "message"),
     [
         ({"clients": np.array([5, 2], np.uint32)}, "each client once and in order"),
-        ({"weight": 1}, "the 2 clients of a subtotal weigh at least 1 each"),
-        ({"clients": np.empty(0, np.uint32)}, "the 0 clients of a subtotal weigh at least 1 each"),
+        ({"weight": 1}, "a subtotal's 2 clients weigh at least 1 each"),
+        ({"clients": np.empty(0, np.uint32)}, "a subtotal's 0 clients weigh at least 1 each"),
         ({"clients": np.empty(0, np.uint32), "weight": 0, "values": row(1)}, "of no clients has values of 0"),
         ({"values": np.zeros(15, np.int64)}, r"has 16 values, got \(15,\)"),
         ({"sizes": row(-1)}, "sums of sizes are at least 0, got -1"),

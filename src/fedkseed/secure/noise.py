@@ -72,9 +72,7 @@ def discrete_gaussian(variance: int, count: int, key: bytes) -> NDArray[np.int64
     Of a discrete Laplace distribution of scale t = ⌊σ⌋ + 1, kept with probability exp(−(|y| − σ² / t)² / 2σ²).
     """
     if not 1 <= variance <= MOST:
-        raise FedKSeedError(
-            f"noise has a variance of 1 to 2^56 grid steps, got {variance}: use fewer bits or more noise"
-        )
+        raise FedKSeedError(f"noise has variance 1 to 2^56 grid steps, got {variance}: use fewer bits or more noise")
     bits, t = Bits(key), isqrt(variance) + 1
     samples = np.empty(0, np.int64)
     while samples.size < count:

@@ -66,9 +66,7 @@ def require_shares(roster: MaskRoster, answer: Shares, came: NDArray[np.bool_]) 
     return shares
 
 
-def unmasked(
-    roster: MaskRoster, uploads: Sequence[Masked], shares: Mapping[int, Shares], width: int
-) -> NDArray[np.int64]:
+def unmasked(roster: MaskRoster, uploads: list[Masked], shares: Mapping[int, Shares], width: int) -> NDArray[np.int64]:
     """The sum of the whole numbers of those whose uploads have come, shape (m,).
 
     Args:

@@ -127,9 +127,7 @@ def _agreement(
         accomplices: the most parts that may hold what a client agrees on with others; the number to leave out.
     """
     if accomplices:
-        order = sorted(
-            (_z(values, *part)[0], k) for k, part in enumerate(zip(sums, draws, strict=True)) if part[1].any()
-        )
+        order = sorted((_z(values, *row)[0], k) for k, row in enumerate(zip(sums, draws, strict=True)) if row[1].any())
         out = min(accomplices, (len(order) - 1) // 2)
         kept = [k for _, k in order[out : len(order) - out]]
         sums, draws = sums[kept], draws[kept]

@@ -146,9 +146,7 @@ class KSeed:
         settings, state, arrivals = self.settings, accumulator.state, accumulator.arrivals
         arrivals.require(upload)
         if self.importance and upload.round not in accumulator.probabilities:
-            raise FedKSeedError(
-                f"client {upload.client} drew its directions in round {upload.round}; aggregate() needs its state"
-            )
+            raise FedKSeedError(f"client {upload.client} drew by round {upload.round}'s state; aggregate() needs it")
         require_sound(settings, upload)
         contribution = self._contribution(upload, state.round, accumulator.probabilities.get(upload.round))
         moved = settings.server_lr * unit(settings, state.round) * contribution.values

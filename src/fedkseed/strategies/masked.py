@@ -40,11 +40,9 @@ def masked(strategy: Strategy[State]) -> Strategy[State]:
         raise FedKSeedError("masked uploads need the largest norm of a client's change, and the settings have none")
     size = settings.local.scalars if settings.shared else settings.run.pool.size
     masks = Masks(settings, secure, Grid(secure.norm, secure.bits, size, settings.run.pool.key))
-    aggregator, client = MaskedAggregator(masks, server), MaskedClient(masks, strategy.client)
-    legs = SecondLeg(
-        Survivors, Shares, aggregator.requests, aggregator.add_shares_, lambda asked: 2 * asked // 3 + 1, client.respond
-    )
-    return replace(strategy, aggregator=aggregator, client=client, addressed=masks.addressed, second_leg=legs)
+    sums, client = MaskedAggregator(masks, server), MaskedClient(masks, strategy.client)
+    legs = SecondLeg(Survivors, Shares, sums.requests, sums.add_shares_, lambda n: 2 * n // 3 + 1, client.respond)
+    return replace(strategy, aggregator=sums, client=client, addressed=masks.addressed, second_leg=legs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,5 +110,5 @@ class Sum:
 
 def _beyond(client: int) -> FedKSeedError:
     return FedKSeedError(
-        f"client {client} reports a gradient beyond {MOST * GRID:g} along one direction; set a smaller clip or lr"
+        f"client {client} reports a gradient beyond {MOST * GRID:g} in one direction; lower clip or lr"
     )

@@ -152,9 +152,7 @@ def _read_masked(head: Head, fixed: Sequence[Any], parts: Parts) -> records.Mask
     client, width, count, *shape = fixed
     if not (2 <= width <= 32 and count <= MAX_BROADCAST):
         got = f"{count:,} of {width}"
-        raise FedKSeedError(
-            f"a masked upload has at most {MAX_BROADCAST:,} numbers of 2 to 32 bits, it announces {got}"
-        )
+        raise FedKSeedError(f"a masked upload has up to {MAX_BROADCAST:,} numbers of 2 to 32 bits, it announces {got}")
     numbers = unpack_bits(parts[0], count, width)
     return records.Masked(head.run, head.round, client, width, numbers, _rows(parts[1], shape))
 

@@ -107,9 +107,7 @@ def unpack_scalars(data: bytes | memoryview, count: int, wire: str, skipped: boo
 def require_rounded(scalars: NDArray[np.float32], wire: str) -> None:
     """Refuse scalar gradients beyond LARGEST, or not rounded for this wire."""
     if scalars.dtype != np.float32 or scalars.ndim != 1:
-        raise FedKSeedError(
-            f"an upload's scalar gradients must be a row of float32, got {scalars.dtype} of shape {scalars.shape}"
-        )
+        raise FedKSeedError(f"scalar gradients must be a row of float32, got {scalars.dtype} of shape {scalars.shape}")
     for at in range(0, len(scalars), PART):
         found = scalars[at : at + PART]
         found = found[~np.isnan(found)]

@@ -36,9 +36,7 @@ class Run:
                 "the same file on both sides"
             )
         if other.pool != self.pool:
-            raise FedKSeedError(
-                f"the message is for {other.pool}, this party has {self.pool}; use the same recipe on both sides"
-            )
+            raise FedKSeedError(f"the message is for {other.pool}, this party has {self.pool}; use the same recipe")
         if other.base != self.base:
             raise FedKSeedError(
                 f"the message is for a base model with digest {other.base.hex()}, this party's has {self.base.hex()}; "
@@ -69,10 +67,8 @@ class Broadcast:
             raise FedKSeedError(f"a broadcast's clip must be a positive number, got {self.clip}")
         _require_positive(lr=self.lr, eps=self.eps)
         if not (self.steps >= 1 and self.probes >= 1 and self.steps * self.probes <= MAX_SCALARS):
-            asked = f"{self.steps} steps of {self.probes}"
-            raise FedKSeedError(
-                f"a broadcast asks for at least one step, at most {MAX_SCALARS} directions; got {asked}"
-            )
+            got = f"{self.steps} steps of {self.probes}"
+            raise FedKSeedError(f"a broadcast asks for at least one step, at most {MAX_SCALARS} directions; got {got}")
         if self.coefficients.size != size:
             raise FedKSeedError(f"a broadcast holds {size} coefficients, got {self.coefficients.size}")
         _require_numbers(self.coefficients, "coefficients")
@@ -147,9 +143,7 @@ class History:
         if not 0 <= self.since <= self.round:
             raise FedKSeedError(f"a history before round {self.round} begins in 0 to {self.round}, got {self.since}")
         if self.counts.ndim != 2 or len(self.counts) != self.round - self.since or not self.counts.shape[1]:
-            raise FedKSeedError(
-                f"a history of {self.round - self.since} rounds has as many rows of counts, got {self.counts.shape}"
-            )
+            raise FedKSeedError(f"a history has {self.round - self.since} rows of counts, got {self.counts.shape}")
         _require_numbers(self.coefficients, "coefficients")
         total = int(self.counts.sum(dtype=np.uint64))
         if total != self.coefficients.size or self.directions.size not in (0, total):
@@ -180,9 +174,7 @@ class Change:
         _require_examples(self.examples)
         _require_numbers(self.values, "numbers")
         if self.counts.size and int(self.counts.sum(dtype=np.uint64)) != self.values.size:
-            raise FedKSeedError(
-                f"an upload's counts add up to {self.counts.sum(dtype=np.uint64)}, it has {self.values.size} numbers"
-            )
+            raise FedKSeedError(f"an upload's counts add up to {self.counts.sum()}, it has {self.values.size} numbers")
         _require_wire(self.wire, WIRES[:2], self.values)
 
 
@@ -209,9 +201,7 @@ class Subtotal:
         if (self.clients[1:] <= self.clients[:-1]).any():
             raise FedKSeedError(f"a subtotal has each client once and in order, got {self.clients.tolist()[:10]}")
         if not n <= self.weight < 1 << 32 or (n == 0 and self.weight):
-            raise FedKSeedError(
-                f"the {n} clients of a subtotal weigh at least 1 each, 2^32 - 1 in all, got {self.weight}"
-            )
+            raise FedKSeedError(f"a subtotal's {n} clients weigh at least 1 each, 2^32 - 1 in all, got {self.weight}")
         for name in ("values", "sizes", "counts"):
             if (numbers := getattr(self, name)).shape != (size,):
                 raise FedKSeedError(f"a subtotal has {size} {name}, got {numbers.shape}")
