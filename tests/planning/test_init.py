@@ -95,7 +95,7 @@ def test_lengths_are_those_of_the_tokens(data_file, model_folder):
             "no column 'a'; found: instruction, context, response",
         ),
         (["--data", "no.jsonl", "--model", "M"], "no data file at no.jsonl"),
-        (["--data", "FEW", "--model", "M"], "has 3 rows; a federation of two clients needs 20 at least"),
+        (["--data", "FEW", "--model", "M"], "has 3 rows; two clients need 20 at least"),
     ],
 )
 def test_what_is_lacking_is_said_and_nothing_is_written(tmp_path, data_file, model_folder, arguments, message):

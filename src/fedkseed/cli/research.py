@@ -63,9 +63,7 @@ def directions(
     checks = [(backend, vectors, list(failed)) for backend, vectors, failed in check(device)]
     _print_rows(("backend", "vectors", "wrong"), checks, as_json)
     if wrong := sum(len(failed) for *_, failed in checks):
-        raise FedKSeedError(
-            f"{wrong} test vectors are wrong: models made here differ from those of other parties; report it"
-        )
+        raise FedKSeedError(f"{wrong} test vectors are wrong: models made here differ from other parties'; report it")
     if not as_json:
         say("all bits agree with docs/directions.md")
 

@@ -89,9 +89,7 @@ def summary(source: str, columns: dict[str, str], tokenizer: Any) -> DataSummary
     require_columns([file for files in clients for file in files])
     rows = [row for files in clients for file in files for row in file.examples]
     if len(rows) < ROWS_A_CLIENT:
-        raise FedKSeedError(
-            f"{source} has {len(rows)} rows; a federation of two clients needs {ROWS_A_CLIENT} at least"
-        )
+        raise FedKSeedError(f"{source} has {len(rows)} rows; two clients need {ROWS_A_CLIENT} at least")
     sample = encode_all(rows[:: max(1, len(rows) // ROWS_READ)], tokenizer, Wording("paper", "\n"))
     sizes = sorted(len(encoded.tokens) for encoded in sample)
     return DataSummary(

@@ -39,16 +39,9 @@ OVERDRAWN = 8  # times the examples wanted are tokenised: some are longer than t
 
 
 def make_basis(
-    model: nn.Module,
-    patterns: Sequence[str],
-    examples: Sequence[Encoded],
-    *,
-    size: int,
-    pad: int,
-    rank: int | None = None,
-    about: dict[str, Any] | None = None,
-    on_example: Callable[[], None] = lambda: None,
-) -> Basis:
+    model: nn.Module, patterns: Sequence[str], examples: Sequence[Encoded], *, size: int, pad: int,
+    rank: int | None = None, about: dict[str, Any] | None = None, on_example: Callable[[], None] = lambda: None,
+) -> Basis:  # fmt: skip
     """Factors of the tuned tensors of a model whose weights are dense.
 
     Ranks are shared out so that the singular values squared, per coefficient, that the next rank of a tensor adds are
@@ -136,25 +129,13 @@ def basis_of(
     chosen = [*whole, *packed(texts, limit, tokenizer)][:examples]
     model = load_model(options.name, options.dtype, "dense", options.device)
     progress.begin("gradients", len(chosen) * (1 + scaled))
+    name = Path(options.name).name if Path(options.name).is_absolute() else options.name
+    about = {"model": name, "dtype": options.dtype, "data": Path(data).name, "examples": len(chosen)}
+    about |= {"max_tokens": limit, "template": recipe.data.template, "separator": recipe.data.separator}
     basis = make_basis(
-        model,
-        options.tuned or ["*"],
-        chosen,
-        size=recipe.directions.size,
-        pad=tokenizer.pad_token_id,
-        rank=rank,
-        about={
-            "model": Path(options.name).name if Path(options.name).is_absolute() else options.name,
-            "dtype": options.dtype,
-            "data": Path(data).name,
-            "examples": len(chosen),
-            "max_tokens": limit,
-            "template": recipe.data.template,
-            "separator": recipe.data.separator,
-            "seed": recipe.seed,
-        },
-        on_example=lambda: progress.advance(1),
-    )
+        model, options.tuned or ["*"], chosen, size=recipe.directions.size, pad=tokenizer.pad_token_id, rank=rank,
+        about=about | {"seed": recipe.seed}, on_example=lambda: progress.advance(1),
+    )  # fmt: skip
     if not scaled:
         return basis
     weights, slopes = hold(model, Pool(0, basis.size, "informed", basis.digest()), basis=basis), list[NDArray[Any]]()

@@ -71,11 +71,8 @@ def print_tuning(tuning: Tuning) -> None:
     if tuning.clip is not None and not derives(tuning.recipe):
         lines.append(f"clip = {tuning.clip:g} # 8 times the root mean square of rho: what one client can claim")
     if tuning.norm is not None:
-        lines += [
-            "",
-            f"[{tuning.table}]",
-            f"norm = {tuning.norm:g} # 1.5 times the usual norm of a client's change of c",
-        ]
+        norm = f"norm = {tuning.norm:g} # 1.5 times the usual norm of a client's change of c"
+        lines += ["", f"[{tuning.table}]", norm]
     say("\n".join(["", "[derivatives]" if derives(tuning.recipe) else "[training]", *lines]))
 
 
@@ -92,9 +89,7 @@ def print_tasks(scores: Sequence[TaskScore]) -> None:
 
 def tuning_table(tuning: Tuning) -> dict[str, Any]:
     """The results of a search as a table of plain values, for JSON."""
-    trials = [
-        {"lr": trial.lr, "failure": trial.failure, **asdict(trial.change(tuning.before))} for trial in tuning.trials
-    ]
+    trials = [{"lr": each.lr, "failure": each.failure, **asdict(each.change(tuning.before))} for each in tuning.trials]
     return {
         "table": "derivatives" if derives(tuning.recipe) else "training",
         **{name: getattr(tuning, name) for name in ("eps", "lr", "clip", "norm", "steps", "spent")},

@@ -48,15 +48,11 @@ class RunView:
         return cls(
             name=store.directory.resolve().name,
             about=f"{recipe.training.algorithm} tunes {Path(recipe.model.name).name}",
-            planned=recipe.training.rounds,
-            done=len(reports),
+            planned=recipe.training.rounds, done=len(reports), reports=reports,
             sent=sum(report["bytes_total"] for report in reports),
-            reports=reports,
             means={done: Evaluation.of(scores).means for done, scores in store.evaluations().items()},
-            best=store.tuned,
-            stopped=store.recall(STOPPED),
-            version=version,
-        )
+            best=store.tuned, stopped=store.recall(STOPPED), version=version,
+        )  # fmt: skip
 
     @property
     def notes(self) -> list[str]:
