@@ -138,7 +138,7 @@ class ClientsTable(Table):
             self.cohort_of(self.count)
 
     def cohort_of(self, count: int) -> int:
-        """Size of a cohort of `count` clients: `cohort`, refused if these are fewer; or the share `active`, 1 or more."""
+        """Size of a cohort of `count` clients: `cohort`, refused if fewer; or the share `active`, at least 1."""
         if self.active is not None:
             return max(1, int(self.active * count + 1e-9))  # 0.29 * 100 is 28.999…
         if self.cohort > count:
