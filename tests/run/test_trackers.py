@@ -285,14 +285,14 @@ def test_a_round_is_handed_on_with_its_evaluation(copy, added):
     fedkseed("rollback", copy, "--to", 2)
     trackers = Trackers([name], print)
     with trackers.copying(copy):
-        trackers.round_done()
+        trackers.hand_on()
         assert handed == [[0, 1]]  # the evaluation after the second round may still come
     assert handed[1:] == [[2], True]
     fedkseed("rollback", copy, "--to", 1)
     trackers = Trackers([name], print)
 
     def stop() -> None:
-        trackers.round_done()
+        trackers.hand_on()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), trackers.copying(copy):
@@ -315,8 +315,8 @@ def test_a_tracker_that_fails_does_not_stop_the_run_and_is_named(copy, added):
     trackers = Trackers([added(Failing)], notes.append)
     before = Store(copy).recall(TRACKED)
     with trackers.copying(copy):
-        trackers.round_done()
-        trackers.round_done()
+        trackers.hand_on()
+        trackers.hand_on()
     assert notes == ["added gets no more numbers (no way to the server); `fedkseed resume` hands on what it lacks"]
     assert Store(copy).recall(TRACKED) == before
 

@@ -110,7 +110,7 @@ class ActivityFile(Progress):
         self.moment.since, self.moment.pace, self._round_over = self._pace.since, self._pace.seconds, True
         self._write()
         self.inner.round_done(report)
-        self._trackers.round_done()
+        self._trackers.hand_on()
 
     def _write(self) -> None:
         if self._path is None:

@@ -73,10 +73,8 @@ class Store:
 
     def __init__(self, directory: Path, looks: bool = False) -> None:
         self.directory, self.looks, self.path = directory, looks, directory / "run.sqlite"
-        self.recipe = directory / "recipe.toml"
-        self.adapter = directory / "adapter.safetensors"
-        self.model = directory / "model"
-        self.metrics = directory / "metrics.jsonl"
+        self.recipe, self.metrics = directory / "recipe.toml", directory / "metrics.jsonl"
+        self.adapter, self.model = directory / "adapter.safetensors", directory / "model"
         if not self.recipe.is_file():
             raise FedKSeedError(f"{directory} is not a run's directory (no recipe.toml in it); start one: fedkseed run")
 

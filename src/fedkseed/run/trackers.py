@@ -100,7 +100,7 @@ class Trackers:
         ended, self._store = False, Store(directory) if self.names else None
         try:
             yield
-            self._hand_on(whole=True)
+            self.hand_on(whole=True)
             ended = True
         finally:
             for name, tracker in self._open.items():
@@ -108,10 +108,7 @@ class Trackers:
                     tracker.close(ended)
             self._open, self._store = {}, None
 
-    def round_done(self) -> None:
-        self._hand_on(whole=False)
-
-    def _hand_on(self, whole: bool) -> None:
+    def hand_on(self, whole: bool = False) -> None:
         """Give each tracker the rounds that it lacks; `whole`: also the last one."""
         if (store := self._store) is None or not self.names or store.rounds < 0:
             return
@@ -146,9 +143,8 @@ def curves(store: Store) -> list[RoundValues]:
     """The points of all curves of a run, in the order of the rounds; those of 0 rounds are the base model's."""
     reports = store.reports()
     means = {done: Evaluation.of(scores).means for done, scores in store.evaluations().items()}
-    elapsed = accumulate((report.get("seconds", 0.0) for report in reports), initial=0.0)
     sums, rounds = {metric.name: 0.0 for metric in SUMS}, list[RoundValues]()
-    for done, seconds in enumerate(elapsed):
+    for done, seconds in enumerate(accumulate((report.get("seconds", 0.0) for report in reports), initial=0.0)):
         scores = means.get(done, {}).items()
         points = {CURVES.get(name, f"held-out/{title_of(name)}"): mean for name, mean in scores}
         if done:
