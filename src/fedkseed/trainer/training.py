@@ -117,15 +117,8 @@ def identity(plan: TrainingPlan, parties: Parties) -> dict[str, Any]:
     """The facts that a training and its checkpoints share."""
     run, local = parties.strategy.run, plan.local
     return {
-        "base": run.base.hex(),
-        "pool": [run.pool.key, run.pool.size, run.pool.family, run.pool.basis.hex()],
-        "tuned": list(parties.patterns),
-        "seed": plan.seed,
-        "batches": [len(batches) for batches in plan.batches],
-        "cohort": plan.cohort,
-        "steps_of": "adam" if plan.moments else local.steps_of,
-        "local_steps": local.steps,
-        "probes": local.probes,
-        "clip": str(local.clip),
-        "wire": plan.wire,
-    }
+        "base": run.base.hex(), "pool": [run.pool.key, run.pool.size, run.pool.family, run.pool.basis.hex()],
+        "tuned": list(parties.patterns), "seed": plan.seed, "batches": [len(batches) for batches in plan.batches],
+        "cohort": plan.cohort, "steps_of": "adam" if plan.moments else local.steps_of, "local_steps": local.steps,
+        "probes": local.probes, "clip": str(local.clip), "wire": plan.wire,
+    }  # fmt: skip

@@ -53,21 +53,12 @@ class Lora:
         rank = Counter(self.ranks.values()).most_common(1)[0][0]
         exceptions = {path: r for path, r in self.ranks.items() if r != rank}
         about = {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": base,
-            "inference_mode": True,
-            "r": rank,
-            "lora_alpha": rank,
-            "rank_pattern": exceptions,
-            "alpha_pattern": exceptions,
-            "target_modules": sorted(self.ranks),
-            "modules_to_save": list(self.saved) or None,
-            "bias": "all" if self.biases else "none",
-            "fan_in_fan_out": self.transposed,
-            "lora_dropout": 0.0,
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
+            "r": rank, "lora_alpha": rank, "rank_pattern": exceptions, "alpha_pattern": exceptions,
+            "target_modules": sorted(self.ranks), "modules_to_save": list(self.saved) or None,
+            "bias": "all" if self.biases else "none", "fan_in_fan_out": self.transposed, "lora_dropout": 0.0,
             **({"ensure_weight_tying": True} if self.tied else {}),
-        }
+        }  # fmt: skip
         (folder / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
 
     @classmethod

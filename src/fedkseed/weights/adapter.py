@@ -65,15 +65,12 @@ class Adapter:
     def save(self, path: str | Path) -> None:
         """Write the adapter file; a reader never sees a half-written one."""
         pool, informed = self.pool, self.pool.informed
+        of_pool = {"key": pool.key, "size": pool.size, "family": pool.family}
         about: dict[str, Any] = {
             "format": WITH_BASIS if informed else FORMAT,
-            "pool": {"key": pool.key, "size": pool.size, "family": pool.family}
-            | ({"basis": pool.basis.hex()} if informed else {}),
-            "base": self.base,
-            "tuned": self.tuned,
-            "patterns": list(self.patterns),
-            "provenance": self.provenance,
-        }
+            "pool": of_pool | ({"basis": pool.basis.hex()} if informed else {}),
+            "base": self.base, "tuned": self.tuned, "patterns": list(self.patterns), "provenance": self.provenance,
+        }  # fmt: skip
         if self.basis is not None:
             about["basis"] = dict(self.basis.about)
         text = json.dumps({**about, "checksum": _checksum(about, self.coefficients)}, sort_keys=True)
