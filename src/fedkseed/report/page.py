@@ -84,21 +84,16 @@ def account(store: Store, name: str, first: Store) -> dict[str, Any]:
     """All numbers and texts of one run on the page; `first` is the run that the others are compared with."""
     recipe, done = store.load_recipe(), rounds(store)
     return {
-        "name": name,
-        "algorithm": recipe.training.algorithm,
-        "model": recipe.model.name,
-        "data": recipe.data.source,
+        "name": name, "algorithm": recipe.training.algorithm, "model": recipe.model.name, "data": recipe.data.source,
         "planned": recipe.training.rounds,
         "best": store.tuned,  # rounds of the tuned model, where a validation part chooses them
         "stopped": store.recall(STOPPED),  # the reason, where the run has ended early
-        "rounds": done,
-        "evaluations": evaluations(store, done),
+        "rounds": done, "evaluations": evaluations(store, done),
         "against_first": None if store is first else against(store, first),
-        "directions": directions(store, recipe.training.algorithm),
-        "clients": holdings(store, done),
+        "directions": directions(store, recipe.training.algorithm), "clients": holdings(store, done),
         "gains": stats.gains_table(gains_of(store)),  # of each client whose own rows were measured
         "recipe": store.recipe.read_text(encoding="utf-8"),
-    }
+    }  # fmt: skip
 
 
 def rounds(store: Store) -> list[dict[str, Any]]:

@@ -17,13 +17,11 @@ def preview_table(example: Encoded, shares: ClientShares) -> dict[str, Any]:
     """An example and the split of the data, for JSON."""
     categories = [Counter(encoded.example.category for encoded in share) for share in shares.clients]
     return {
-        "tokens": example.tokens,
-        "counted": example.counted,
+        "tokens": example.tokens, "counted": example.counted,
         "clients": [{"examples": counts.total(), "categories": counts} for counts in categories],
-        "too_long": shares.too_long,
-        "held_out": len(shares.held_out),
+        "too_long": shares.too_long, "held_out": len(shares.held_out),
         "sets": {name: len(held_out.examples) for name, held_out in shares.sets.items()},
-    }
+    }  # fmt: skip
 
 
 def print_preview(example: Encoded, shares: ClientShares, client: int, tokenizer: Any) -> None:

@@ -96,14 +96,13 @@ def _result_table(result: "Result") -> dict[str, Any]:
     """The results of a run, for JSON."""
     fields = "peak_memory step_seconds sync_seconds weights lora digest output best stopped diverged"
     return {
-        "sets": sets_table(result.before, result.after),
-        "clients": stats.gains_table(result.gains),
+        "sets": sets_table(result.before, result.after), "clients": stats.gains_table(result.gains),
         "rounds": len(result.reports),
         "bytes_down": max((report["bytes_down"] for report in result.reports), default=0),
         "bytes_up": max((report["bytes_up"] for report in result.reports), default=0),
         "bytes_total": sum(report["bytes_total"] for report in result.reports),
         **{field: getattr(result, field) for field in fields.split()},
-    }
+    }  # fmt: skip
 
 
 def _print_measures(result: "Result", title: str) -> None:

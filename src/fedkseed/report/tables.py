@@ -93,11 +93,9 @@ def tuning_table(tuning: Tuning) -> dict[str, Any]:
     return {
         "table": "derivatives" if derives(tuning.recipe) else "training",
         **{name: getattr(tuning, name) for name in ("eps", "lr", "clip", "norm", "steps", "spent")},
-        "clients": tuning.cohort,
-        "examples": len(tuning.before),
-        "trials": trials,
+        "clients": tuning.cohort, "examples": len(tuning.before), "trials": trials,
         "scalars": tuning.scalars.rungs if tuning.scalars else [],
-    }
+    }  # fmt: skip
 
 
 def _print_scalars(tuning: Tuning, scalars: Scalars) -> None:

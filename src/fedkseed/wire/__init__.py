@@ -14,22 +14,6 @@ from .delta import restore, shorten
 from .records import Broadcast, Change, Delta, History, Lack, Run, Subtotal, Upload, Values
 
 __all__ = [
-    "KINDS",
-    "Broadcast",
-    "Change",
-    "Delta",
-    "Head",
-    "History",
-    "Kind",
-    "Lack",
-    "Run",
-    "Subtotal",
-    "Upload",
-    "Values",
-    "add_kind",
-    "decode",
-    "encode",
-    "kind_of",
-    "restore",
-    "shorten",
-]
+    "KINDS", "Broadcast", "Change", "Delta", "Head", "History", "Kind", "Lack", "Run", "Subtotal", "Upload", "Values",
+    "add_kind", "decode", "encode", "kind_of", "restore", "shorten",
+]  # fmt: skip

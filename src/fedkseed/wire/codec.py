@@ -292,7 +292,7 @@ def encode(message: Record) -> bytes:
     try:
         return sealed(HEADER.pack(*about), pool.basis, kind.fixed.pack(*fixed), *parts)
     except struct.error as error:
-        numbers = {f.name: v for f in fields(message) if isinstance(v := getattr(message, f.name), int | float)}
+        numbers = {f.name: v for f in fields(kind.record) if isinstance(v := getattr(message, f.name), int | float)}
         raise FedKSeedError(f"a number of a {kind.name} is beyond the bits that it travels in: {numbers}") from error
 
 
