@@ -163,7 +163,7 @@ class DirectionsTable(Table):
             yield f"size: at most {MAX_BROADCAST} are sent, got {self.size}"
         named_one = self.basis is not None or self.basis_digest is not None
         if self.informed and not named_one:
-            yield f"the family {self.family} takes its directions from a basis: make one by `fedkseed basis`, set basis"
+            yield f"the family {self.family} takes its directions from a basis: make one with `fedkseed basis`"
         if named_one and not self.informed:
             yield f"the family {self.family} has no basis: leave basis and basis_digest out"
 
