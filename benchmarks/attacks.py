@@ -147,11 +147,14 @@ def forged(own: Any, honest: Sequence[Any], attack: str, strategy: Any) -> Any:
         most = largest_change(strategy.settings, own.round)
         rows = np.array([reply.values for reply in honest], np.float64)
         sent = {
-            "sign flip": lambda: -own.values, "scaled": lambda: -10 * own.values,
-            "random": lambda: rng.normal(size=own.values.size) * 1e6, "IPM": lambda: -0.5 * rows.mean(0),
-            "ALIE": lambda: rows.mean(0) - rows.std(0), "mimic": lambda: rows[0],
+            "sign flip": lambda: -own.values,
+            "scaled": lambda: -10 * own.values,
+            "random": lambda: rng.normal(size=own.values.size) * 1e6,
+            "IPM": lambda: -0.5 * rows.mean(0),
+            "ALIE": lambda: rows.mean(0) - rows.std(0),
+            "mimic": lambda: rows[0],
             "NaN": lambda: np.zeros(own.values.size),
-        }[attack]()  # fmt: skip
+        }[attack]()
         return replace(own, values=rounded(np.clip(sent, -most, most), "compact"))
     run, size = strategy.run, own.scalars.size
     drawn, numbers = _drawn(run, own), np.nan_to_num(own.scalars.astype(np.float64))
@@ -161,11 +164,14 @@ def forged(own: Any, honest: Sequence[Any], attack: str, strategy: Any) -> Any:
         np.add.at(along, _drawn(run, reply), np.nan_to_num(reply.scalars))
         np.add.at(times, _drawn(run, reply), 1)
     sent = {
-        "sign flip": lambda: -numbers, "scaled": lambda: -10 * numbers,
-        "random": lambda: rng.normal(size=size) * 1e6, "IPM": lambda: -0.5 * along[drawn] / times[drawn],
-        "ALIE": lambda: np.full(size, np.nanmean(found) - np.nanstd(found)), "mimic": lambda: honest[0].scalars,
+        "sign flip": lambda: -numbers,
+        "scaled": lambda: -10 * numbers,
+        "random": lambda: rng.normal(size=size) * 1e6,
+        "IPM": lambda: -0.5 * along[drawn] / times[drawn],
+        "ALIE": lambda: np.full(size, np.nanmean(found) - np.nanstd(found)),
+        "mimic": lambda: honest[0].scalars,
         "NaN": lambda: np.full(size, np.nan),
-    }[attack]()  # fmt: skip
+    }[attack]()
     return replace(own, scalars=np.array([scalar(x, strategy.settings.local.clip, own.wire) for x in sent], np.float32))
 
 

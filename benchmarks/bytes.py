@@ -28,8 +28,15 @@ def main() -> None:
         rows.append(row | {"the paper's arithmetic": PAPER[name]})
         for cohort in COHORTS:
             whole, shorter = difference(strategy, cohort)
-            later.append({"algorithm": name, "wire": wire, "clients a round": cohort, "down": whole,
-                          "down, as a difference": shorter})  # fmt: skip
+            later.append(
+                {
+                    "algorithm": name,
+                    "wire": wire,
+                    "clients a round": cohort,
+                    "down": whole,
+                    "down, as a difference": shorter,
+                }
+            )
     show("bytes of a client and round", rows)
     show(f"after {BEFORE} rounds", later)
 

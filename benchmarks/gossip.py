@@ -71,12 +71,16 @@ class Peers:
         self.begin = float(round(time.time() + 5))
         start = datetime.fromtimestamp(self.begin, UTC)
         (folder / "peers.toml").write_text(tomli_w.dumps({"start": start, "seconds": seconds, "peers": table}))
-        recipe = with_network_defaults(parse({
-            "model": {"name": "none"},
-            "clients": {"split": "files", "cohort": count},
-            "directions": {"family": "hadamard", "size": SIZE},
-            "training": {"rounds": rounds, "steps": STEPS, "eps": 1e-3, "lr": 1e-6, **training},
-        }))  # fmt: skip
+        recipe = with_network_defaults(
+            parse(
+                {
+                    "model": {"name": "none"},
+                    "clients": {"split": "files", "cohort": count},
+                    "directions": {"family": "hadamard", "size": SIZE},
+                    "training": {"rounds": rounds, "steps": STEPS, "eps": 1e-3, "lr": 1e-6, **training},
+                }
+            )
+        )
         self.roster: Roster = load_roster(folder / "peers.toml")
         algorithm = checked_algorithm(recipe)
         strategy = algorithm.make(recipe, Run(algorithm.pool(recipe), bytes(32)))

@@ -227,14 +227,17 @@ def recipe(options: argparse.Namespace, model: str, name: str, steps: int, batch
     lr = options.dense_lr if name == "dense" else options.lr
     algorithm = "fedkseed-backprop" if name == "dense" else "fedkseed"
     training = {"rounds": 1, "steps": steps, "batch_size": batch, "eps": 1e-3, "lr": lr}
-    return parse({
-        "model": {"name": model, "device": "cpu", "mode": "materialized"},
-        "data": {"source": options.data, "max_tokens": options.tokens, "held_out": options.held_out},
-        "clients": {"count": 2 * clients, "cohort": clients, "split": "even", "min_examples": 1, "threads": 1},
-        "directions": {"size": options.size, "shared": name == "shared"},
-        "training": {"algorithm": algorithm, **training},
-        "evaluation": {"examples": 2, "generated": 0},
-    } | ({"derivatives": {"lr": lr, "optimizer": "sgd"}} if name == "dense" else {}))  # fmt: skip
+    return parse(
+        {
+            "model": {"name": model, "device": "cpu", "mode": "materialized"},
+            "data": {"source": options.data, "max_tokens": options.tokens, "held_out": options.held_out},
+            "clients": {"count": 2 * clients, "cohort": clients, "split": "even", "min_examples": 1, "threads": 1},
+            "directions": {"size": options.size, "shared": name == "shared"},
+            "training": {"algorithm": algorithm, **training},
+            "evaluation": {"examples": 2, "generated": 0},
+        }
+        | ({"derivatives": {"lr": lr, "optimizer": "sgd"}} if name == "dense" else {})
+    )
 
 
 Found = dict[str, tuple[Floats, Floats]]  # what the server has -> evidence about members, and about outsiders

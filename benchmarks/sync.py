@@ -101,8 +101,11 @@ def measure(weights: int, sizes: list[int], dtype: torch.dtype, device: str, rep
         job.run()  # compiles
     by_size, single = ours(slice(None))
     copy, (add, papers, efficients) = Job(COPY, partial(target.copy_, base)), pytorch(w, z, sizes)
-    syncs = [job for paper, efficient, mine in zip(papers, efficients, by_size, strict=True)
-             for job in (paper, efficient, *mine)]  # fmt: skip
+    syncs = [
+        job
+        for paper, efficient, mine in zip(papers, efficients, by_size, strict=True)
+        for job in (paper, efficient, *mine)
+    ]
     jobs = [copy, add, *syncs, *single]
     seconds = best_of(repeats, {job.run: job.run for job in jobs}, device, warm=False)
     one_efficient = seconds[efficients[0].run] / efficients[0].timed

@@ -63,15 +63,19 @@ def main() -> None:
     meter.begin()
     FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=rounds + 1, train_cohort_size=cohort, val_cohort_size=None,
+            central_num_iterations=rounds + 1,
+            train_cohort_size=cohort,
+            val_cohort_size=None,
             evaluation_frequency=rounds + 2,  # in round 0 alone, which warms up
         ),
-        SimulatedBackend(users, users), model,
+        SimulatedBackend(users, users),
+        model,
         NNTrainHyperParams(
             local_batch_size=shared.BATCH, local_num_epochs=1, local_learning_rate=shared.LR, local_max_grad_norm=None
         ),
-        callbacks=[Turns(meter)], send_metrics_to_platform=False,
-    )  # fmt: skip
+        callbacks=[Turns(meter)],
+        send_metrics_to_platform=False,
+    )
     shared.report(meter, [f"pfl {version('pfl')}", f"torch {torch.__version__}"])
 
 

@@ -67,10 +67,14 @@ class Report:
 
 
 def run_round(
-    strategy: Strategy[State], state: State, cohort: Sequence[int], transport: Transport,
-    began: Mapping[int, State] = NO_STATES, kept: Mapping[int, bytes] | None = None,
+    strategy: Strategy[State],
+    state: State,
+    cohort: Sequence[int],
+    transport: Transport,
+    began: Mapping[int, State] = NO_STATES,
+    kept: Mapping[int, bytes] | None = None,
     broadcasts: "Broadcasts[State] | None" = None,
-) -> tuple[State, Report]:  # fmt: skip
+) -> tuple[State, Report]:
     """Do one round with the clients of `cohort` and return the state after it; for the arguments see `Round.begin`.
 
     Raises:
@@ -137,10 +141,14 @@ class Round(Generic[State]):
 
     @classmethod
     def begin(
-        cls, strategy: Strategy[State], state: State, cohort: Sequence[int],
-        began: Mapping[int, State] = NO_STATES, kept: Mapping[int, bytes] | None = None,
+        cls,
+        strategy: Strategy[State],
+        state: State,
+        cohort: Sequence[int],
+        began: Mapping[int, State] = NO_STATES,
+        kept: Mapping[int, bytes] | None = None,
         broadcasts: Broadcasts[State] | None = None,
-    ) -> "Round[State]":  # fmt: skip
+    ) -> "Round[State]":
         """A round with the clients of `cohort`.
 
         Args:
@@ -229,16 +237,20 @@ class Round(Generic[State]):
         clients = tuple(sorted(client for upload in uploads for client in upload.clients))
         total = down + sum(self.up[client] for client in self.measured)
         return after, Report(
-            round=self.state.round, clients=clients,
-            bytes_down=max(self.down.values()), bytes_up=max(self.up.values()), bytes_total=total,
+            round=self.state.round,
+            clients=clients,
+            bytes_down=max(self.down.values()),
+            bytes_up=max(self.up.values()),
+            bytes_total=total,
             loss=median(losses) if losses else math.nan,
             skipped=sum(upload.skipped for upload in uploads),
             scalar=float(sum(scalars) / len(scalars)) if scalars else None,
             seconds=time.perf_counter() - self.begun_at[0],
             cpu_seconds=time.process_time() - self.begun_at[1],
-            total_down=down, replayed=self.replayed,
+            total_down=down,
+            replayed=self.replayed,
             staleness=tuple(self.state.round - self.asked_round[client] for client in sorted(self.measured)),
-        )  # fmt: skip
+        )
 
 
 Decode: TypeAlias = Callable[..., Any]  # as `decode`

@@ -220,9 +220,14 @@ def eval(
 
         with redirect_stderr(StringIO()) if shown_level.get() == QUIET else nullcontext():  # for the harness's own bars
             scores = evaluate(
-                open_tuned(tuned, model), _split(tasks),
-                own=tasks_from, shots=shots, examples=examples, as_tuned=as_tuned, beside_base=beside_base,
-            )  # fmt: skip
+                open_tuned(tuned, model),
+                _split(tasks),
+                own=tasks_from,
+                shots=shots,
+                examples=examples,
+                as_tuned=as_tuned,
+                beside_base=beside_base,
+            )
         if as_json:
             print_json(scores)
         else:
@@ -238,9 +243,15 @@ def eval(
 
         with Bars(0) as bars:
             base, evaluation = measure(
-                open_tuned(tuned, model), data, _split(metrics), bars,
-                examples=examples or "all", generated=generated, max_tokens=max_tokens, beside_base=beside_base,
-            )  # fmt: skip
+                open_tuned(tuned, model),
+                data,
+                _split(metrics),
+                bars,
+                examples=examples or "all",
+                generated=generated,
+                max_tokens=max_tokens,
+                beside_base=beside_base,
+            )
         if as_json:
             print_json({"data": data, "sets": sets_table(base, evaluation)})
             return

@@ -41,9 +41,13 @@ class Subsample:
 
 
 def subsample(
-    source: str, seed: int, *, protocol: Literal["paper", "official-code"] = "paper", max_characters: int = 1024,
+    source: str,
+    seed: int,
+    *,
+    protocol: Literal["paper", "official-code"] = "paper",
+    max_characters: int = 1024,
     least: int = LEAST,
-) -> Subsample:  # fmt: skip
+) -> Subsample:
     """Draw 20 % of each training task and 2 % of each test task, rounded down.
 
     A task's draw depends on the seed and the task alone, not on which other tasks are there.

@@ -263,9 +263,14 @@ def elements(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> 
 
 
 def total(
-    pool: Pool, directions: Words, coefficients: Floats, tensor: int, start: int, stop: int,
+    pool: Pool,
+    directions: Words,
+    coefficients: Floats,
+    tensor: int,
+    start: int,
+    stop: int,
     addend: Floats | None = None,
-) -> Floats:  # fmt: skip
+) -> Floats:
     """The sum addend + Σ_k c_k z_{j_k} at positions start ≤ p < stop, in float32.
 
     Families without a transform add the products in ascending j, starting from the addend (or zero);

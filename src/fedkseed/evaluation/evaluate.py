@@ -18,10 +18,16 @@ MOST_OPTIONS = 8  # for each prompt of a batch, on average: the logits of all ar
 
 
 def evaluate(
-    model: nn.Module, tokenizer: Any, held_out: Sequence[Encoded], *, metrics: Metrics | None = None,
-    generated: int = 0, max_new_tokens: int = 64, batch_size: int = 8,
+    model: nn.Module,
+    tokenizer: Any,
+    held_out: Sequence[Encoded],
+    *,
+    metrics: Metrics | None = None,
+    generated: int = 0,
+    max_new_tokens: int = 64,
+    batch_size: int = 8,
     on_progress: Callable[[int], None] = lambda done: None,
-) -> Evaluation:  # fmt: skip
+) -> Evaluation:
     """Compute the loss on all held-out examples, and other metrics.
 
     Args:
@@ -103,9 +109,14 @@ def respond(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_ne
         if virtual:  # peft's: no position ids are needed
             warnings.filterwarnings("ignore", "Position ids are not supported")
         output = model.generate(
-            tokens.to(model.device), attention_mask=mask.to(model.device), max_new_tokens=max_new_tokens,
-            do_sample=False, num_beams=1, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-        )  # fmt: skip
+            tokens.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
     return tokenizer.batch_decode(output[:, tokens.shape[1] :], skip_special_tokens=True)
 
 

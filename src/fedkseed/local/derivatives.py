@@ -32,10 +32,16 @@ class Moved:
 
 
 def derivative_steps(
-    weights: "Pooled", loss: "Callable[[Batch], Tensor]", batches: Iterable[Batch],
-    *, steps: int, lr: float, optimizer: Optimizer, on_step: Callable[[float], None] = lambda loss: None,
+    weights: "Pooled",
+    loss: "Callable[[Batch], Tensor]",
+    batches: Iterable[Batch],
+    *,
+    steps: int,
+    lr: float,
+    optimizer: Optimizer,
+    on_step: Callable[[float], None] = lambda loss: None,
     noised: Callable[[int, NDArray[np.float64]], NDArray[np.float64]] | None = None,
-) -> Moved:  # fmt: skip
+) -> Moved:
     """Take the steps c ← c − η Zᵀ∇L on one batch after another, or an optimiser's steps.
 
     Zᵀ∇L is the derivative of L(w(c)) by c. A two-point estimate along one direction estimates one of its K numbers.

@@ -25,9 +25,15 @@ class Trained:
 
 
 def first_order_steps(
-    weights: FullWeights, loss: Callable[[Batch], Tensor], batches: Iterable[Batch],
-    *, steps: int, lr: float, optimizer: str = "sgd", on_step: Callable[[float], None] = lambda loss: None,
-) -> Trained:  # fmt: skip
+    weights: FullWeights,
+    loss: Callable[[Batch], Tensor],
+    batches: Iterable[Batch],
+    *,
+    steps: int,
+    lr: float,
+    optimizer: str = "sgd",
+    on_step: Callable[[float], None] = lambda loss: None,
+) -> Trained:
     """Take the steps w ← w − η g on one batch after another (SGD; Eq. 2 of Qin et al., 2024), or Adam's steps.
 
     The optimiser starts anew in every round: a client keeps nothing from round to round.

@@ -69,9 +69,17 @@ class LocalWork:
     def zeroth_order(self, client: Client[Any], round_: int, lr: float, directions: NDArray[np.uint32]) -> Steps:
         """Take zeroth-order steps along the directions, shape (τ P,)."""
         return zeroth_order_steps(
-            client.weights, client.loss, client.batches(round_), directions, probes=self.probes,
-            points=POINTS[self.steps_of], lr=lr, eps=self.eps, clip=self.clip, on_step=client.on_step,
-        )  # fmt: skip
+            client.weights,
+            client.loss,
+            client.batches(round_),
+            directions,
+            probes=self.probes,
+            points=POINTS[self.steps_of],
+            lr=lr,
+            eps=self.eps,
+            clip=self.clip,
+            on_step=client.on_step,
+        )
 
     def first_order(self, client: "Client[FullWeights]", round_: int, lr: float) -> "Trained":
         """Take first-order steps along gradients.
@@ -85,9 +93,14 @@ class LocalWork:
         if client.graph is None:
             raise FedKSeedError(f"{who} brings no loss to backpropagate through; give it Client(graph=...)")
         trained = first_order_steps(
-            client.weights, client.graph, client.batches(round_),
-            steps=self.count(client.examples), lr=lr, optimizer=self.steps_of, on_step=client.on_step,
-        )  # fmt: skip
+            client.weights,
+            client.graph,
+            client.batches(round_),
+            steps=self.count(client.examples),
+            lr=lr,
+            optimizer=self.steps_of,
+            on_step=client.on_step,
+        )
         if not client.weights.finite:
             raise FedKSeedError(f"weights of {who} have diverged in round {round_ + 1}; use a smaller lr than {lr:g}")
         return trained

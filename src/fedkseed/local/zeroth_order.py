@@ -35,11 +35,20 @@ class Steps:
 
 
 def zeroth_order_steps(
-    weights: "Weights", loss: Callable[[Batch], float], batches: Iterable[Batch], directions: NDArray[np.uint32],
-    *, lr: float, eps: float, probes: int = 1, points: int = 2, clip: float = math.inf, wire: str = "exact",
+    weights: "Weights",
+    loss: Callable[[Batch], float],
+    batches: Iterable[Batch],
+    directions: NDArray[np.uint32],
+    *,
+    lr: float,
+    eps: float,
+    probes: int = 1,
+    points: int = 2,
+    clip: float = math.inf,
+    wire: str = "exact",
     on_step: Callable[[float], None] = lambda loss: None,
     noised: Callable[[int, NDArray[np.float64]], NDArray[np.float64]] | None = None,
-) -> Steps:  # fmt: skip
+) -> Steps:
     """Take a step with every batch, along the mean of P = `probes` estimates, and end at the new weights.
 
     With two points ρ = [L(w + ε z_j) − L(w − ε z_j)] / 2ε; with one, ρ = [L(w + ε z_j) − L(w)] / ε, where

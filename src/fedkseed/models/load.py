@@ -100,9 +100,13 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
     # code when they are read, and code that comes with a model are refused.
     with _readable(f"the model {model} can't be loaded", source), redirect_stderr(StringIO()):
         model_and_report: Any = AutoModelForCausalLM.from_pretrained(
-            source.name, dtype=DTYPES[dtype], output_loading_info=True, trust_remote_code=False, use_safetensors=True,
+            source.name,
+            dtype=DTYPES[dtype],
+            output_loading_info=True,
+            trust_remote_code=False,
+            use_safetensors=True,
             **options,
-        )  # fmt: skip
+        )
     loaded, report = model_and_report
     if absent := [*report["missing_keys"], *report["mismatched_keys"]]:
         raise FedKSeedError(

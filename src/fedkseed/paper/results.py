@@ -76,16 +76,21 @@ class RunOutcome:
         # of the processor, which other programs on the machine do not lengthen; else by the clock
         seconds = [r.get("processor seconds of a round") or r["seconds of a round"] for r in rounds.values()]
         return cls(
-            axes=dict(axes), seed=seed,
+            axes=dict(axes),
+            seed=seed,
             loss={done: scores["loss"] for done, scores in means.items()},
             rouge={done: 100 * scores["rouge"] for done, scores in means.items() if "rouge" in scores},
             bytes_down=int(max(metrics["bytes/down a client"].values())),
             bytes_up=int(max(metrics["bytes/up a client"].values())),
             virtual={0: 0.0} | {done: numbers.get("virtual time", 0.0) for done, numbers in rounds.items()},
             clock={done: sum(seconds[:done]) for done in range(len(rounds) + 1)},
-            memory=store.recall(MEMORY), commits=store.recall(COMMITS), digests=store.recall("identity"),
-            directory=directory, metrics=metrics, scores=_by_name(means, dict.fromkeys(chain(*means.values()))),
-        )  # fmt: skip
+            memory=store.recall(MEMORY),
+            commits=store.recall(COMMITS),
+            digests=store.recall("identity"),
+            directory=directory,
+            metrics=metrics,
+            scores=_by_name(means, dict.fromkeys(chain(*means.values()))),
+        )
 
     @property
     def rounds(self) -> int:

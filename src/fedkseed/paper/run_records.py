@@ -134,9 +134,17 @@ def _read(folder: Path) -> tuple[list[tuple[str, RunOutcome]], list[tuple[str, R
                 before, after = trial["loss"]
                 loss: dict[int, float] = {0: before, recipe["training"]["rounds"]: after}
                 outcome = RunOutcome(
-                    trial["axes"], trial["seed"], loss, rouge={}, bytes_down=0, bytes_up=0, clock={}, virtual={},
-                    memory=None, directory=folder / "trial",
-                )  # fmt: skip
+                    trial["axes"],
+                    trial["seed"],
+                    loss,
+                    rouge={},
+                    bytes_down=0,
+                    bytes_up=0,
+                    clock={},
+                    virtual={},
+                    memory=None,
+                    directory=folder / "trial",
+                )
                 trials.append((recipe_key(recipe), outcome))
     except (LookupError, TypeError, ValueError) as damage:
         raise FedKSeedError(f"the records in {folder} are damaged: {damage!r}") from None

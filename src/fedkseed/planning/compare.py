@@ -129,7 +129,13 @@ def _costs_without_memory(recipe: Recipe, shares: ClientShares, folder: Path) ->
         del data
     upload = encode(strategy.client.train(message, client))
     return AlgorithmCosts(
-        algorithm=recipe.training.algorithm, trainable=client.weights.layout.size,
-        bytes_down=sizes[1], bytes_up=len(upload), bytes_back=sizes[0], peak_memory=0,
-        sync_seconds=seconds[1], back_seconds=seconds[0], step_seconds=median(watch.steps),
-    )  # fmt: skip
+        algorithm=recipe.training.algorithm,
+        trainable=client.weights.layout.size,
+        bytes_down=sizes[1],
+        bytes_up=len(upload),
+        bytes_back=sizes[0],
+        peak_memory=0,
+        sync_seconds=seconds[1],
+        back_seconds=seconds[0],
+        step_seconds=median(watch.steps),
+    )

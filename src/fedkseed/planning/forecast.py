@@ -61,15 +61,25 @@ def forecast(recipe: Recipe, progress: Progress | None = None) -> Forecast:
     evaluations = 2 + ((recipe.training.rounds - 1) // every if every else 0)
     turns = recipe.training.rounds * len(cohort)  # of clients, in all rounds
     return Forecast(
-        algorithm=recipe.training.algorithm, weights=simulation.setup.weights.layout.size,
-        clients=len(sizes), examples=(sizes[0], int(median(sizes)), sizes[-1]),
+        algorithm=recipe.training.algorithm,
+        weights=simulation.setup.weights.layout.size,
+        clients=len(sizes),
+        examples=(sizes[0], int(median(sizes)), sizes[-1]),
         tokens=sum(len(example.tokens) for share in shares.clients for example in share),
-        held_out=_held_out_examples(shares), too_long=shares.too_long,
-        rounds=recipe.training.rounds, cohort=len(cohort), steps=steps, bytes_down=down, bytes_up=up,
-        peak_memory=peak_memory(), step_seconds=step_seconds,
-        evaluations=evaluations, evaluation_seconds=evaluation_seconds, bytes_of_a_run=turns * (down + up),
+        held_out=_held_out_examples(shares),
+        too_long=shares.too_long,
+        rounds=recipe.training.rounds,
+        cohort=len(cohort),
+        steps=steps,
+        bytes_down=down,
+        bytes_up=up,
+        peak_memory=peak_memory(),
+        step_seconds=step_seconds,
+        evaluations=evaluations,
+        evaluation_seconds=evaluation_seconds,
+        bytes_of_a_run=turns * (down + up),
         seconds=turns * steps * step_seconds + evaluations * evaluation_seconds,
-    )  # fmt: skip
+    )
 
 
 def _bytes(simulation: Simulation, cohort: Sequence[int]) -> tuple[int, int]:

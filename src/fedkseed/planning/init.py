@@ -93,12 +93,15 @@ def summary(source: str, columns: dict[str, str], tokenizer: Any) -> DataSummary
     sample = encode_all(rows[:: max(1, len(rows) // ROWS_READ)], tokenizer, Wording("paper", "\n"))
     sizes = sorted(len(encoded.tokens) for encoded in sample)
     return DataSummary(
-        source=source, columns=columns, rows=len(rows),
+        source=source,
+        columns=columns,
+        rows=len(rows),
         categories=dict(Counter(row.category for row in rows if row.category).most_common()),
         labels=len({row.response for row in rows}),
         tokens=(int(median(sizes)), sizes[int(0.95 * (len(sizes) - 1))], sizes[-1]),
-        files=len(clients) if is_folder else None, owners=None if is_folder else _owner_column(source, columns),
-    )  # fmt: skip
+        files=len(clients) if is_folder else None,
+        owners=None if is_folder else _owner_column(source, columns),
+    )
 
 
 def _owner_column(source: str, columns: Mapping[str, str]) -> tuple[str, int] | None:

@@ -39,9 +39,16 @@ OVERDRAWN = 8  # times the examples wanted are tokenised: some are longer than t
 
 
 def make_basis(
-    model: nn.Module, patterns: Sequence[str], examples: Sequence[Encoded], *, size: int, pad: int,
-    rank: int | None = None, about: dict[str, Any] | None = None, on_example: Callable[[], None] = lambda: None,
-) -> Basis:  # fmt: skip
+    model: nn.Module,
+    patterns: Sequence[str],
+    examples: Sequence[Encoded],
+    *,
+    size: int,
+    pad: int,
+    rank: int | None = None,
+    about: dict[str, Any] | None = None,
+    on_example: Callable[[], None] = lambda: None,
+) -> Basis:
     """Factors of the tuned tensors of a model whose weights are dense.
 
     Ranks are shared out so that the singular values squared, per coefficient, that the next rank of a tensor adds are
@@ -133,9 +140,15 @@ def basis_of(
     about = {"model": name, "dtype": options.dtype, "data": Path(data).name, "examples": len(chosen)}
     about |= {"max_tokens": limit, "template": recipe.data.template, "separator": recipe.data.separator}
     basis = make_basis(
-        model, options.tuned or ["*"], chosen, size=recipe.directions.size, pad=tokenizer.pad_token_id, rank=rank,
-        about=about | {"seed": recipe.seed}, on_example=lambda: progress.advance(1),
-    )  # fmt: skip
+        model,
+        options.tuned or ["*"],
+        chosen,
+        size=recipe.directions.size,
+        pad=tokenizer.pad_token_id,
+        rank=rank,
+        about=about | {"seed": recipe.seed},
+        on_example=lambda: progress.advance(1),
+    )
     if not scaled:
         return basis
     weights, slopes = hold(model, Pool(0, basis.size, "informed", basis.digest()), basis=basis), list[NDArray[Any]]()

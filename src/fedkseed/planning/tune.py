@@ -136,9 +136,12 @@ class Tuning:
 
 
 def tune(
-    recipe: Recipe, minutes: float = 5.0, steps: int | None = None, progress: Progress | None = None,
+    recipe: Recipe,
+    minutes: float = 5.0,
+    steps: int | None = None,
+    progress: Progress | None = None,
     clock: Clock = time.monotonic,
-) -> Tuning:  # fmt: skip
+) -> Tuning:
     """Find eps and lr for a recipe by measurements on the base model.
 
     Args:

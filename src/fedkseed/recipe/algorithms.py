@@ -108,9 +108,14 @@ class Algorithm:
         return LocalWork(steps_of=kind, epochs=epochs, lr=training.lr or self.lr, clip=clip, **same)
 
     def make(
-        self, recipe: Recipe, run: Run, start: NDArray[np.float32] = NOTHING, tensors: tuple[tuple[int, int], ...] = (),
-        keys: Mapping[int, bytes] | None = None, secret: bytes = b"",
-    ) -> Strategy[Any]:  # fmt: skip
+        self,
+        recipe: Recipe,
+        run: Run,
+        start: NDArray[np.float32] = NOTHING,
+        tensors: tuple[tuple[int, int], ...] = (),
+        keys: Mapping[int, bytes] | None = None,
+        secret: bytes = b"",
+    ) -> Strategy[Any]:
         """The strategy as a recipe describes it.
 
         Args:
@@ -122,12 +127,20 @@ class Algorithm:
         training, late, secure, privacy = recipe.training, recipe.asynchronous, recipe.secure, recipe.privacy
         with_derivatives = (self.pooled and self.local != TWO) or recipe.clients.backpropagating > 0
         settings = Settings(
-            run, self.local_work(recipe), _derivatives(recipe) if with_derivatives else None, start, tensors,
-            pool=recipe.pool, wire=training.wire, server=training.server, server_lr=training.server_lr or 1.0,
-            trust=recipe.trust.summing, shared=recipe.directions.shared,
+            run,
+            self.local_work(recipe),
+            _derivatives(recipe) if with_derivatives else None,
+            start,
+            tensors,
+            pool=recipe.pool,
+            wire=training.wire,
+            server=training.server,
+            server_lr=training.server_lr or 1.0,
+            trust=recipe.trust.summing,
+            shared=recipe.directions.shared,
             secure=secure and Masking(secure.norm, secure.bits, secure.neighbours, keys or {}),
             noise=_noise(recipe, privacy, secret) if privacy and privacy.unit == "client" else None,
-        )  # fmt: skip
+        )
         if late is not None:
             limit = training.rounds if late.max_staleness is None else late.max_staleness
             settings = replace(settings, max_staleness=limit, staleness_power=late.staleness_power)

@@ -75,9 +75,12 @@ def document(title: str, data: str, live: bool = False) -> str:
     script = "".join(map(_asset, ["charts.js", "report.js", *(["live.js"] if live else [])]))
     policy = f"default-src 'none'; img-src data:; style-src '{hashed(style)}'; script-src '{hashed(script)}'"
     return Template(_asset("report.html")).substitute(
-        title=html.escape(title), style=style, script=script, data=data.replace("<", "\\u003c"),
+        title=html.escape(title),
+        style=style,
+        script=script,
+        data=data.replace("<", "\\u003c"),
         policy=policy + ("; connect-src 'self'" if live else ""),
-    )  # fmt: skip
+    )
 
 
 def account(store: Store, name: str, first: Store) -> dict[str, Any]:

@@ -48,11 +48,15 @@ class RunView:
         return cls(
             name=store.directory.resolve().name,
             about=f"{recipe.training.algorithm} tunes {Path(recipe.model.name).name}",
-            planned=recipe.training.rounds, done=len(reports), reports=reports,
+            planned=recipe.training.rounds,
+            done=len(reports),
+            reports=reports,
             sent=sum(report["bytes_total"] for report in reports),
             means={done: Evaluation.of(scores).means for done, scores in store.evaluations().items()},
-            best=store.tuned, stopped=store.recall(STOPPED), version=version,
-        )  # fmt: skip
+            best=store.tuned,
+            stopped=store.recall(STOPPED),
+            version=version,
+        )
 
     @property
     def notes(self) -> list[str]:

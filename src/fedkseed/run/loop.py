@@ -124,10 +124,16 @@ def work(store: Store, federation: Federation) -> Result:
         state = store.state(server.state, best)
         after = _evaluated(store, federation, state, write=True)
     return Result(
-        **asdict(federation.evaluator.finish(state, store)), before=before, after=after, reports=store.reports(),
-        peak_memory=peak_memory(), best=best, stopped=store.recall(STOPPED),
-        diverged=store.recall(DIVERGED) is not None, gains=gains(before, after),
-    )  # fmt: skip
+        **asdict(federation.evaluator.finish(state, store)),
+        before=before,
+        after=after,
+        reports=store.reports(),
+        peak_memory=peak_memory(),
+        best=best,
+        stopped=store.recall(STOPPED),
+        diverged=store.recall(DIVERGED) is not None,
+        gains=gains(before, after),
+    )
 
 
 def _opened(store: Store, federation: Federation, broadcasts: Broadcasts[Any]) -> Any:

@@ -93,9 +93,15 @@ class Setup:
     remembered: KeptStates | None = None
 
     def client(
-        self, number: int, count: int, examples: Sequence[Encoded], on_step: Callable[[float], None],
-        secret: int | None = None, member: "MaskingClient | None" = None, noise: bytes = b"",
-    ) -> Client[Any]:  # fmt: skip
+        self,
+        number: int,
+        count: int,
+        examples: Sequence[Encoded],
+        on_step: Callable[[float], None],
+        secret: int | None = None,
+        member: "MaskingClient | None" = None,
+        noise: bytes = b"",
+    ) -> Client[Any]:
         """Client `number` of `count`, with its examples.
 
         Args:
@@ -140,9 +146,15 @@ class Setup:
         generated = options.generated if write and metrics.written else 0
         self.progress.begin(what, metrics.work(held_out, generated))
         return evaluate(
-            self.model, self.tokenizer, held_out, metrics=metrics, generated=generated,
-            max_new_tokens=options.max_new_tokens, batch_size=options.batch_size, on_progress=self.progress.advance,
-        )  # fmt: skip
+            self.model,
+            self.tokenizer,
+            held_out,
+            metrics=metrics,
+            generated=generated,
+            max_new_tokens=options.max_new_tokens,
+            batch_size=options.batch_size,
+            on_progress=self.progress.advance,
+        )
 
     def save(self, state: Any, store: Store) -> Path | None:
         """Write the model of a state into a run's directory: coefficients, adapters or all weights."""
@@ -173,9 +185,15 @@ class Setup:
 
 
 def build(
-    recipe: Recipe, tokenizer: Any, basis: Basis | None, *, serves: bool, progress: Progress | None = None,
-    keys: Mapping[int, bytes] | None = None, secret: bytes = b"",
-) -> Setup:  # fmt: skip
+    recipe: Recipe,
+    tokenizer: Any,
+    basis: Basis | None,
+    *,
+    serves: bool,
+    progress: Progress | None = None,
+    keys: Mapping[int, bytes] | None = None,
+    secret: bytes = b"",
+) -> Setup:
     """Load a recipe's model, put its weights under the recipe's pool of directions, and make its algorithm.
 
     Args:

@@ -21,9 +21,12 @@ PARTS = ("seed", "model", "data", "clients", "evaluation", "peft")  # of a recip
 
 
 def start(
-    recipe: Recipe | str | Path, directory: str | Path, progress: Progress | None = None,
-    trackers: Collection[str] = (), earlier: Iterable[Path] = (),
-) -> Result:  # fmt: skip
+    recipe: Recipe | str | Path,
+    directory: str | Path,
+    progress: Progress | None = None,
+    trackers: Collection[str] = (),
+    earlier: Iterable[Path] = (),
+) -> Result:
     """Run a recipe in a new directory, which is made only after model and data are loaded.
 
     Args:

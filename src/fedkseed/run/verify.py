@@ -138,9 +138,13 @@ def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:
 
 
 def _recomputed(
-    strategy: Strategy[Any], broadcasts: Broadcasts[Any], states: Mapping[int, Any], done: int,
-    receipts: Mapping[int, Receipt], signed: Signed | None,
-) -> Any:  # fmt: skip
+    strategy: Strategy[Any],
+    broadcasts: Broadcasts[Any],
+    states: Mapping[int, Any],
+    done: int,
+    receipts: Mapping[int, Receipt],
+    signed: Signed | None,
+) -> Any:
     """The state after a round, from the states before and the round's uploads."""
     uploads = []
     for client, receipt in receipts.items():

@@ -50,11 +50,18 @@ class KSeedClient:
             return self._take_derivatives(message, client, client.graph, self.settings.derivatives)
         pairs = message.steps * message.probes
         steps = zeroth_order_steps(
-            client.weights, client.loss, client.batches(message.round),
+            client.weights,
+            client.loss,
+            client.batches(message.round),
             drawn_directions(self.settings, message.round, client.number, pairs, message.probabilities),
-            probes=message.probes, lr=message.lr, eps=message.eps, clip=message.clip, wire=message.wire,
-            on_step=client.on_step, noised=client.private and partial(client.private.mean, message.round),
-        )  # fmt: skip
+            probes=message.probes,
+            lr=message.lr,
+            eps=message.eps,
+            clip=message.clip,
+            wire=message.wire,
+            on_step=client.on_step,
+            noised=client.private and partial(client.private.mean, message.round),
+        )
         about = self.settings.run, message.round, client.number, client.claimed
         return Upload(*about, steps.loss, steps.scalars, message.wire)
 
@@ -62,10 +69,15 @@ class KSeedClient:
         self, message: Broadcast, client: "Client[Pooled]", loss: "Callable[[Any], Tensor]", work: LocalWork
     ) -> Change:
         steps = derivative_steps(
-            client.weights, loss, client.batches(message.round), steps=work.count(client.examples),
-            lr=work.learning_rate(message.round), optimizer=Optimizer(work.steps_of), on_step=client.on_step,
+            client.weights,
+            loss,
+            client.batches(message.round),
+            steps=work.count(client.examples),
+            lr=work.learning_rate(message.round),
+            optimizer=Optimizer(work.steps_of),
+            on_step=client.on_step,
             noised=client.private and partial(client.private.mean, message.round),
-        )  # fmt: skip
+        )
         most = largest_change(self.settings, message.round)
         values = rounded(np.clip(steps.change, -most, most), wire_of(self.settings))
         client.weights.load(message.coefficients + values)  # the client holds exactly the change that it sends

@@ -161,10 +161,13 @@ class Replay:
         seen[np.searchsorted(everyone, state.clients)] = state.seen
         seen[np.searchsorted(everyone, clients)] = state.round
         return ReplayState(
-            state.round + 1, np.concatenate([state.counts, counts[None]]),
-            np.concatenate([state.directions, directions]), np.concatenate([state.coefficients, coefficients]),
-            everyone, seen,
-        )  # fmt: skip
+            state.round + 1,
+            np.concatenate([state.counts, counts[None]]),
+            np.concatenate([state.directions, directions]),
+            np.concatenate([state.coefficients, coefficients]),
+            everyone,
+            seen,
+        )
 
     def _average(
         self, round_: int, uploads: Sequence[Change]

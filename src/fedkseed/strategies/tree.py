@@ -144,6 +144,14 @@ class ShardAggregator:
         loss = median(accumulator.losses) if accumulator.losses else math.nan
         skipped = min(accumulator.skipped, (1 << 32) - 1)  # a client may claim any number
         return Subtotal(
-            settings.run, accumulator.message.round, shard, clients, total.weight, loss, skipped,
-            total.values, total.sizes, total.counts.astype(np.uint32),
-        )  # fmt: skip
+            settings.run,
+            accumulator.message.round,
+            shard,
+            clients,
+            total.weight,
+            loss,
+            skipped,
+            total.values,
+            total.sizes,
+            total.counts.astype(np.uint32),
+        )

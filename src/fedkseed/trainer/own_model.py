@@ -139,9 +139,15 @@ class Parties:
 
 
 def tune(
-    model: nn.Module, loss: Loss, batches: Sequence[Sequence[Any]], local: LocalWork, *, size: int | None = None,
-    on_round: Callable[[Report], object] = lambda report: None, **options: Any,
-) -> Tuned:  # fmt: skip
+    model: nn.Module,
+    loss: Loss,
+    batches: Sequence[Sequence[Any]],
+    local: LocalWork,
+    *,
+    size: int | None = None,
+    on_round: Callable[[Report], object] = lambda report: None,
+    **options: Any,
+) -> Tuned:
     """Tune a model in place on data of several clients, with messages of kilobytes between them and a server.
 
     Args:

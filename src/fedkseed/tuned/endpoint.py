@@ -79,6 +79,11 @@ def application(models: Models) -> Any:
 
     manager, state = Loaded(device="cpu"), GenerationState()
     return build_server(
-        manager, ChatCompletionHandler(manager, state), CompletionHandler(manager, state),
-        ResponseHandler(manager, state), TranscriptionHandler(manager, state), SystemOneHandler(manager, state), state,
-    )  # fmt: skip
+        manager,
+        ChatCompletionHandler(manager, state),
+        CompletionHandler(manager, state),
+        ResponseHandler(manager, state),
+        TranscriptionHandler(manager, state),
+        SystemOneHandler(manager, state),
+        state,
+    )

@@ -20,9 +20,14 @@ LORAS = ("peft", "lora-gguf")
 
 
 def export(
-    tuned: TunedModel, output: Path, format_: str = "hf", *, kind: str = "f16", rank: int | None = None,
+    tuned: TunedModel,
+    output: Path,
+    format_: str = "hf",
+    *,
+    kind: str = "f16",
+    rank: int | None = None,
     dtype: str | None = None,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Write a tuned model into a new folder.
 
     Args:

@@ -31,9 +31,15 @@ class TaskScore:
 
 
 def scores(
-    tuned: TunedModel, names: Sequence[str], *, own: Path | None = None, shots: int | None = None,
-    examples: int | None = None, as_tuned: bool = False, beside_base: bool = False,
-) -> list[TaskScore]:  # fmt: skip
+    tuned: TunedModel,
+    names: Sequence[str],
+    *,
+    own: Path | None = None,
+    shots: int | None = None,
+    examples: int | None = None,
+    as_tuned: bool = False,
+    beside_base: bool = False,
+) -> list[TaskScore]:
     """Scores of the tuned model by the harness, which is given it as a model of `transformers`.
 
     Args:

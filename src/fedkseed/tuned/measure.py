@@ -16,9 +16,16 @@ from .load import TunedModel
 
 
 def measure(
-    tuned: TunedModel, data: str, metrics: Sequence[str], progress: Progress, *, examples: int | str = "all",
-    generated: int = 0, max_tokens: int | None = None, beside_base: bool = False,
-) -> tuple[Evaluation, Evaluation]:  # fmt: skip
+    tuned: TunedModel,
+    data: str,
+    metrics: Sequence[str],
+    progress: Progress,
+    *,
+    examples: int | str = "all",
+    generated: int = 0,
+    max_tokens: int | None = None,
+    beside_base: bool = False,
+) -> tuple[Evaluation, Evaluation]:
     """Scores of the base model, empty unless it is asked for, and of the tuned one.
 
     The wording is that of the run, and so are the columns of the data and the lengths of texts, where the run is there.
@@ -45,9 +52,15 @@ def measure(
     def scores(model: nn.Module, what: str) -> Evaluation:
         progress.begin(what, asked.work(held_out.examples, answers))
         return evaluate(
-            model, tokenizer, held_out.examples, metrics=asked, generated=answers,
-            max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size, on_progress=progress.advance,
-        )  # fmt: skip
+            model,
+            tokenizer,
+            held_out.examples,
+            metrics=asked,
+            generated=answers,
+            max_new_tokens=settings.max_new_tokens,
+            batch_size=settings.batch_size,
+            on_progress=progress.advance,
+        )
 
     before = scores(tuned.load_base(), "base model") if beside_base else NOT_EVALUATED
     return before, scores(tuned.load(), "tuned model")

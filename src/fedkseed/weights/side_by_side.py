@@ -21,9 +21,12 @@ class SideBySide:
         self.caller: greenlet | None = None  # of `run`, while calls are on their way
 
     def run(
-        self, function: Callable[[], Value], states: Sequence[State], before_turn: Callable[[State], None],
+        self,
+        function: Callable[[], Value],
+        states: Sequence[State],
+        before_turn: Callable[[State], None],
         answer: Callable[[Sequence[Any]], Sequence[Any]] = lambda questions: questions,
-    ) -> list[Value]:  # fmt: skip
+    ) -> list[Value]:
         """The values of several calls of a function, one a state.
 
         Args:

@@ -215,9 +215,14 @@ class Shard:
         return self._aggregator
 
     def _subtotal(
-        self, aggregator: ShardAggregator, shard: int, drawn: list[int], broadcast: Broadcast, encoded: bytes,
+        self,
+        aggregator: ShardAggregator,
+        shard: int,
+        drawn: list[int],
+        broadcast: Broadcast,
+        encoded: bytes,
         remote: RemoteClients,
-    ) -> Subtotal:  # fmt: skip
+    ) -> Subtotal:
         """The sum of the uploads of those clients of the shard that were drawn, of all shards', and have a key."""
         members, accumulator = self.recipe.network.members(shard), aggregator.start(broadcast, drawn)
 

@@ -193,10 +193,14 @@ class PeerTraining:
         self.client.answer(self._task(message, 1.0, keep=True), lambda loss: None)
         self.client.afterwards()
         return PeerOutcome(
-            digest=Adapter.load(path).tuned or "", set=store.digest().hex(), rounds=rule.rounds,
-            uploads=len(store.counting()), from_here=store.count_trained_from_here(),
-            contradictions=len(store.contradictions()), adapter=str(path),
-        )  # fmt: skip
+            digest=Adapter.load(path).tuned or "",
+            set=store.digest().hex(),
+            rounds=rule.rounds,
+            uploads=len(store.counting()),
+            from_here=store.count_trained_from_here(),
+            contradictions=len(store.contradictions()),
+            adapter=str(path),
+        )
 
     def _task(self, message: bytes, seconds: float, keep: bool = False) -> Task:
         """A task as a server would send it; whoever answers it is this peer itself."""

@@ -190,9 +190,14 @@ def _there(file: Path, half: Path) -> bool:
 
 
 def _by_authority(
-    directory: Path, name: str, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], days: int, now: datetime,
+    directory: Path,
+    name: str,
+    key: ec.EllipticCurvePublicKey,
+    hosts: Sequence[str],
+    days: int,
+    now: datetime,
     *usages: x509.ObjectIdentifier,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """A certificate that a directory's authority has signed."""
     ca, ca_key = certificate(directory / "ca.pem"), private_key(directory / "ca.key")
     require_valid(directory / "ca.pem", ca, now)
@@ -202,9 +207,14 @@ def _by_authority(
 
 
 def _issued(
-    name: str, key: ec.EllipticCurvePublicKey, signer: ec.EllipticCurvePrivateKey, now: datetime, end: datetime,
-    ca: x509.Certificate | None = None, *more: x509.ExtensionType,
-) -> bytes:  # fmt: skip
+    name: str,
+    key: ec.EllipticCurvePublicKey,
+    signer: ec.EllipticCurvePrivateKey,
+    now: datetime,
+    end: datetime,
+    ca: x509.Certificate | None = None,
+    *more: x509.ExtensionType,
+) -> bytes:
     """A certificate in PEM, with more extensions; of an authority, if none has signed it."""
     usage = dict.fromkeys(
         ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only",

@@ -29,9 +29,12 @@ NO_DATA = hashlib.sha256(b"[[]]").hexdigest()
 
 
 def federation(
-    recipe: Recipe, remote: RemoteClients, progress: Progress | None = None, signing: ServerSigning | None = None,
+    recipe: Recipe,
+    remote: RemoteClients,
+    progress: Progress | None = None,
+    signing: ServerSigning | None = None,
     secret: bytes = b"",
-) -> Federation:  # fmt: skip
+) -> Federation:
     """The parts of a run with clients of a network.
 
     Held-out examples are the server's own, if there are any. A server without data needs no model either, if the
