@@ -105,10 +105,9 @@ def _bytes_of(method: str, sizes: Architecture, table: Tree, cohort: int) -> tup
             return (training["rounds"] - 1) * cohort * pairs * PAIR, pairs * SCALAR
         case "uplink-seeds":
             return 4 * sizes.weights, pairs * SCALAR
-        case "decomfl":
-            return (training["rounds"] - 1) * pairs * SCALAR, pairs * SCALAR
-        case "evofed":
-            return (training["rounds"] - 1) * size * SCALAR, size * SCALAR
+        case "decomfl" | "evofed":
+            numbers = pairs if method == "decomfl" else size  # of a round
+            return (training["rounds"] - 1) * numbers * SCALAR, numbers * SCALAR
         case "ferret":  # chooses the number of coefficients of each tensor during training
             return None, None
         case _:

@@ -133,18 +133,8 @@ def _read(folder: Path) -> tuple[list[tuple[str, RunOutcome]], list[tuple[str, R
             if recipe := trial.get("recipe"):  # older records have none, and can't be matched
                 before, after = trial["loss"]
                 loss: dict[int, float] = {0: before, recipe["training"]["rounds"]: after}
-                outcome = RunOutcome(
-                    trial["axes"],
-                    trial["seed"],
-                    loss,
-                    rouge={},
-                    bytes_down=0,
-                    bytes_up=0,
-                    clock={},
-                    virtual={},
-                    memory=None,
-                    directory=folder / "trial",
-                )
+                other: Any = {"rouge": {}, "clock": {}, "virtual": {}, "bytes_down": 0, "bytes_up": 0, "memory": None}
+                outcome = RunOutcome(trial["axes"], trial["seed"], loss, directory=folder / "trial", **other)
                 trials.append((recipe_key(recipe), outcome))
     except (LookupError, TypeError, ValueError) as damage:
         raise FedKSeedError(f"the records in {folder} are damaged: {damage!r}") from None

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,31 +45,19 @@ def tokenizer() -> PreTrainedTokenizerFast:
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=["<end>"],
-        show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    options: Any = {"special_tokens": ["<end>"], "initial_alphabet": alphabet, "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, **options)
     words.train_from_iterator([f"{e.instruction} {e.context} {e.response}" for e in read("dolly-sample")], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<end>")  # noqa: S106 — a token, no password
 
 
 def model() -> LlamaForCausalLM:
     """The model with random weights, drawn without a change of PyTorch's global generator."""
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        max_position_embeddings=CONTEXT,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
+    sizes: Any = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN}
+    layers: Any = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    tokens: Any = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
+    config = LlamaConfig(**sizes, **layers, **tokens, max_position_embeddings=CONTEXT, tie_word_embeddings=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return LlamaForCausalLM(config).requires_grad_(False).eval()

@@ -31,7 +31,6 @@ class TensorSource(Protocol):
 
         Positions count through the flattened tensor. Every part is a whole number of rows.
         """
-        ...
 
 
 class UsableWithoutValues(ABC):
@@ -98,12 +97,10 @@ class Lazy(Tensor):
     @staticmethod
     def __new__(cls, source: TensorSource, workspace: Workspace) -> "Lazy":
         make: Any = torch.Tensor._make_wrapper_subclass
-        lazy = make(cls, source.shape, dtype=source.dtype, device=source.device)
-        lazy.source, lazy.workspace = source, workspace
-        return lazy
+        return make(cls, source.shape, dtype=source.dtype, device=source.device)
 
     def __init__(self, source: TensorSource, workspace: Workspace) -> None:
-        super().__init__()
+        self.source, self.workspace = source, workspace
 
     def whole(self) -> Tensor:
         """All values, in memory of their own."""
@@ -271,12 +268,8 @@ def _with_values(value: Any, beside: Tensor | None = None) -> Any:
 
 
 # Functions that need no values of a tensor whose source is `UsableWithoutValues`.
-BY_SOURCE: dict[Any, Callable[..., Tensor]] = {
-    functional.linear: linear,
-    functional.embedding: look_up,
-    functional.layer_norm: layer_norm,
-    torch.addmm: addmm,
-}
+BY_SOURCE: dict[Any, Callable[..., Tensor]] = {functional.linear: linear, functional.embedding: look_up}
+BY_SOURCE |= {functional.layer_norm: layer_norm, torch.addmm: addmm}
 # Functions of a vector and activations, in which each example can have a vector of its own.
 ELEMENTWISE = {Tensor.__mul__, Tensor.__rmul__, Tensor.__add__, Tensor.__radd__, Tensor.mul, Tensor.add}
 ELEMENTWISE |= {torch.mul, torch.add}
