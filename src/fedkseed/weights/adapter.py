@@ -8,23 +8,20 @@ file holds it, too, so that it needs no other: format 2, with the entries of a b
 
 import hashlib
 import json
-import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ..directions import Pool
 from ..directions.factors import Basis
 from ..errors import FedKSeedError
-from ..files import border, write_atomically
+from ..files import write_atomically
 from .basis_file import MAX_BYTES as MAX_BASIS
-from .basis_file import entries, from_entries, shown
+from .basis_file import entries, from_entries, opened, require_size, shown
 
 if TYPE_CHECKING:  # a server without a model writes an adapter, too
     from torch import nn
@@ -86,26 +83,17 @@ class Adapter:
             FedKSeedError: the file is missing, cut short, damaged, or of another version.
         """
         path = Path(path) / NAME if Path(path).is_dir() else Path(path)
-        try:
-            with border(f"the adapter {path}"):
-                there = path.stat()
-                _require_size(path, there, MAX_BYTES + MAX_BASIS)
-                with safe_open(path, framework="np") as file:
-                    about = json.loads((file.metadata() or {})["fedkseed"])
-                    if about["format"] not in (FORMAT, WITH_BASIS):
-                        raise FedKSeedError(
-                            f"the adapter {path} has format {shown(about['format'])}, this program reads {FORMAT} and "
-                            f"{WITH_BASIS}; use a matching release"
-                        )
-                    if about["format"] == FORMAT:
-                        _require_size(path, there, MAX_BYTES)
-                    coefficients = file.get_tensor("coefficients")
-                    names = [name for name in file.keys() if name.startswith(PREFIX)]  # noqa: SIM118 - no mapping
-                    factors = {name.removeprefix(PREFIX): file.get_tensor(name) for name in names}
-        except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, FedKSeedError):
-                raise
-            raise FedKSeedError(f"{path} is not a whole fedkseed adapter ({error}); get the file again") from error
+        with opened(path, "adapter", MAX_BYTES + MAX_BASIS) as (file, about):
+            if about["format"] not in (FORMAT, WITH_BASIS):
+                raise FedKSeedError(
+                    f"the adapter {path} has format {shown(about['format'])}, this program reads {FORMAT} and "
+                    f"{WITH_BASIS}; use a matching release"
+                )
+            if about["format"] == FORMAT:
+                require_size(path, "adapter", MAX_BYTES)
+            coefficients = file.get_tensor("coefficients")
+            names = [name for name in file.keys() if name.startswith(PREFIX)]  # noqa: SIM118 - no mapping
+            factors = {name.removeprefix(PREFIX): file.get_tensor(name) for name in names}
         if about.pop("checksum", None) != _checksum(about, coefficients):
             raise FedKSeedError(f"the adapter {path} is damaged: its checksum does not fit; get the file again")
         try:
@@ -168,11 +156,6 @@ def apply(model: "nn.Module", path: str | Path) -> "nn.Module":
     """
     Adapter.load(path).apply(model)
     return model
-
-
-def _require_size(path: Path, there: os.stat_result, most: int) -> None:
-    if not stat.S_ISREG(there.st_mode) or there.st_size > most:
-        raise FedKSeedError(f"{path} is no adapter: one is a regular file of at most {most:,} bytes")
 
 
 def _checksum(about: dict[str, Any], coefficients: NDArray[np.float32]) -> str:

@@ -7,7 +7,8 @@ the format, the digest over all entries (`Basis.digest`), and where the basis co
 
 import json
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,8 @@ def load_basis(path: Path) -> Basis:
     Raises:
         FedKSeedError: the file is missing, cut short, damaged, no basis, or of another version.
     """
-    try:
-        with border(f"the basis {path}"):
-            there = path.stat()
-            if not stat.S_ISREG(there.st_mode) or there.st_size > MAX_BYTES:
-                raise FedKSeedError(f"{path} is no basis: one is a regular file of at most {MAX_BYTES:,} bytes")
-            with safe_open(path, framework="np") as file:
-                about = json.loads((file.metadata() or {})["fedkseed"])
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, FedKSeedError):
-            raise
-        raise FedKSeedError(f"{path} is not a whole fedkseed basis ({error}); get the file again") from error
+    with opened(path, "basis", MAX_BYTES) as (file, about):
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     if not isinstance(about, dict) or about.get("format") != FORMAT or not isinstance(about.get("about"), dict):
         got = shown(about.get("format") if isinstance(about, dict) else about)
         raise FedKSeedError(f"the basis {path} has format {got}, this program reads {FORMAT}; use a matching release")
@@ -58,6 +49,26 @@ def load_basis(path: Path) -> Basis:
             f"the basis {path} is damaged: its digest is {digest}, it says {shown(about.get('digest'))}; get it again"
         )
     return basis
+
+
+@contextmanager
+def opened(path: Path, kind: str, most: int) -> Iterator[tuple[Any, Any]]:
+    """A safetensors file of ours of at most `most` bytes, and its metadata; FedKSeedError, also while it is read."""
+    try:
+        with border(f"the {kind} {path}"):
+            require_size(path, kind, most)
+            with safe_open(path, framework="np") as file:
+                yield file, json.loads((file.metadata() or {})["fedkseed"])
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, FedKSeedError):
+            raise
+        raise FedKSeedError(f"{path} is not a whole fedkseed {kind} ({error}); get the file again") from error
+
+
+def require_size(path: Path, kind: str, most: int) -> None:
+    """Refuse what is no regular file, or a larger one."""
+    if not stat.S_ISREG((there := path.stat()).st_mode) or there.st_size > most:
+        raise FedKSeedError(f"{path} is no {kind}: one is a regular file of at most {most:,} bytes")
 
 
 def shown(value: Any) -> str:
