@@ -92,14 +92,9 @@ class LocalWork:
         who = f"client {client.number}"
         if client.graph is None:
             raise FedKSeedError(f"{who} brings no loss to backpropagate through; give it Client(graph=...)")
+        batches, steps = client.batches(round_), self.count(client.examples)
         trained = first_order_steps(
-            client.weights,
-            client.graph,
-            client.batches(round_),
-            steps=self.count(client.examples),
-            lr=lr,
-            optimizer=self.steps_of,
-            on_step=client.on_step,
+            client.weights, client.graph, batches, steps=steps, lr=lr, optimizer=self.steps_of, on_step=client.on_step
         )
         if not client.weights.finite:
             raise FedKSeedError(f"weights of {who} have diverged in round {round_ + 1}; use a smaller lr than {lr:g}")

@@ -64,9 +64,11 @@ def weighed(state: State, contributions: Sequence[Contribution], hostile: float)
             f"this run's evidence about clients has {len(state.gradients)} parts, this program keeps {GROUPS}: "
             "the run was begun with another version; go on with that one, or start a new run"
         )
+    sizes = np.abs(np.concatenate([each.values for each in contributions]))
+    most = int(LOUDEST * np.median(sizes[sizes > 0])) if sizes.any() else 0  # a few large numbers must not decide
     rows = [  # part, directions, numbers and draws; a number that was computed counts as one draw
-        (each.client % GROUPS, each.directions, values, np.maximum(each.counts, 1) * ONE)
-        for each, values in zip(contributions, _tamed(contributions), strict=True)
+        (each.client % GROUPS, each.directions, np.clip(each.values, -most, most), np.maximum(each.counts, 1) * ONE)
+        for each in contributions
     ]
     gradients, draws = np.zeros_like(state.gradients), np.zeros_like(state.draws)  # of this round
     for part, j, values, drawn in rows:
@@ -105,13 +107,6 @@ def _weights(records: Sequence[tuple[float, float]], hostile: float) -> list[int
     if sum(2 * weight <= typical for weight in weights) > few:  # those who are left out may be the honest
         return [WHOLE] * len(weights)
     return weights
-
-
-def _tamed(contributions: Sequence[Contribution]) -> list[NDArray[np.int64]]:
-    """The numbers of contributions, at most LOUDEST times the median size of all: a few large ones must not decide."""
-    sizes = np.abs(np.concatenate([each.values for each in contributions]))
-    most = int(LOUDEST * np.median(sizes[sizes > 0])) if sizes.any() else 0
-    return [np.clip(each.values, -most, most) for each in contributions]
 
 
 def _agreement(

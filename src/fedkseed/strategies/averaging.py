@@ -107,11 +107,9 @@ class Averaging:
 
         pool, local = self.settings.run.pool, self.settings.local
         directions, coefficients = merged(uploads, self.settings.run, local.learning_rate(state.round) / local.probes)
-        values, start, pieces = torch.from_numpy(state.values.copy()), 0, []
-        for number, size in self.settings.tensors:
-            part = values[start : start + size]
-            pieces.append(Piece(number, part, part))
-            start += size
+        values, tensors = torch.from_numpy(state.values.copy()), self.settings.tensors
+        parts = values.split([size for _, size in tensors])
+        pieces = [Piece(number, part, part) for (number, _), part in zip(tensors, parts, strict=True)]
         DirectionSum(pool, *pool.select(directions, coefficients)).combine(pieces)
         return values.numpy()
 

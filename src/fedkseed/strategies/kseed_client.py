@@ -68,21 +68,17 @@ class KSeedClient:
     def _take_derivatives(
         self, message: Broadcast, client: "Client[Pooled]", loss: "Callable[[Any], Tensor]", work: LocalWork
     ) -> Change:
-        steps = derivative_steps(
-            client.weights,
-            loss,
-            client.batches(message.round),
-            steps=work.count(client.examples),
-            lr=work.learning_rate(message.round),
-            optimizer=Optimizer(work.steps_of),
-            on_step=client.on_step,
-            noised=client.private and partial(client.private.mean, message.round),
+        weights, batches = client.weights, client.batches(message.round)
+        steps, lr = work.count(client.examples), work.learning_rate(message.round)
+        optimizer, noised = Optimizer(work.steps_of), client.private and partial(client.private.mean, message.round)
+        moved = derivative_steps(
+            weights, loss, batches, steps=steps, lr=lr, optimizer=optimizer, on_step=client.on_step, noised=noised
         )
         most = largest_change(self.settings, message.round)
-        values = rounded(np.clip(steps.change, -most, most), wire_of(self.settings))
-        client.weights.load(message.coefficients + values)  # the client holds exactly the change that it sends
+        values = rounded(np.clip(moved.change, -most, most), wire_of(self.settings))
+        weights.load(message.coefficients + values)  # the client holds exactly the change that it sends
         about = self.settings.run, message.round, client.number, client.claimed
-        return Change(*about, steps.loss, steps.skipped, values, wire=wire_of_changes(self.settings))
+        return Change(*about, moved.loss, moved.skipped, values, wire=wire_of_changes(self.settings))
 
     def example(self, round_: int, client: int, examples: int, differentiates: bool, rng: Generator) -> KSeedUpload:
         settings = self.settings

@@ -160,14 +160,10 @@ class Replay:
         seen = np.zeros(everyone.size, np.uint32)
         seen[np.searchsorted(everyone, state.clients)] = state.seen
         seen[np.searchsorted(everyone, clients)] = state.round
-        return ReplayState(
-            state.round + 1,
-            np.concatenate([state.counts, counts[None]]),
-            np.concatenate([state.directions, directions]),
-            np.concatenate([state.coefficients, coefficients]),
-            everyone,
-            seen,
-        )
+        counts = np.concatenate([state.counts, counts[None]])
+        directions = np.concatenate([state.directions, directions])
+        coefficients = np.concatenate([state.coefficients, coefficients])
+        return ReplayState(state.round + 1, counts, directions, coefficients, everyone, seen)
 
     def _average(
         self, round_: int, uploads: Sequence[Change]

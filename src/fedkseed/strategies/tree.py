@@ -100,7 +100,6 @@ class RootAggregator:
 class ShardSum:
     """The uploads of a shard's clients so far."""
 
-    message: Broadcast
     sum: RoundSum
     losses: list[float] = field(default_factory=list)
     skipped: int = 0
@@ -112,10 +111,6 @@ class ShardAggregator:
 
     server: KSeed
 
-    @property
-    def replies(self) -> tuple[type[Any], ...]:
-        return self.server.replies
-
     def start(self, message: Broadcast, asked: Collection[int]) -> ShardSum:
         """No uploads yet.
 
@@ -126,7 +121,7 @@ class ShardAggregator:
         run, size, zeros = self.server.settings.run, self.server.settings.run.pool.size, np.zeros(0, np.int64)
         state = State(message.round, message.coefficients.astype(np.float64), zeros, zeros)
         arrivals = Arrivals(run, message.round, frozenset(asked))
-        return ShardSum(message, RoundSum(state, arrivals, {message.round: message.probabilities}, Sum.of([], size)))
+        return ShardSum(RoundSum(state, arrivals, {message.round: message.probabilities}, Sum.of([], size)))
 
     def add_(self, accumulator: ShardSum, upload: KSeedUpload) -> None:
         """Add a client's upload; those that one server for all refuses are refused here."""
@@ -143,15 +138,5 @@ class ShardAggregator:
         clients = np.array(sorted(client for client, _ in uploads.arrivals.came), np.uint32)
         loss = median(accumulator.losses) if accumulator.losses else math.nan
         skipped = min(accumulator.skipped, (1 << 32) - 1)  # a client may claim any number
-        return Subtotal(
-            settings.run,
-            accumulator.message.round,
-            shard,
-            clients,
-            total.weight,
-            loss,
-            skipped,
-            total.values,
-            total.sizes,
-            total.counts.astype(np.uint32),
-        )
+        about, counts = (settings.run, uploads.state.round, shard, clients), total.counts.astype(np.uint32)
+        return Subtotal(*about, total.weight, loss, skipped, total.values, total.sizes, counts)

@@ -182,8 +182,11 @@ class Shard:
         self._last_broadcast = encoded
         clients, count = self.recipe.clients, sum(self.recipe.network.shards or ())
         drawn = cohort(self.recipe.seed, broadcast.round, count, clients.cohort_of(count), clients.draw)
-        aggregator = self._aggregator_of(broadcast.run)
-        subtotal_of = partial(self._subtotal, aggregator, task.client, drawn, broadcast, encoded)
+        if self._aggregator is None or self._aggregator.server.settings.run != broadcast.run:
+            strategy = self.algorithm.make(self.recipe, Run(self.algorithm.pool(self.recipe), broadcast.run.base))
+            self._aggregator = ShardAggregator(cast("KSeed", strategy.server))  # by the rules of a recipe with shards
+        self._aggregator.server.settings.run.require(broadcast.run)
+        subtotal_of = partial(self._subtotal, self._aggregator, task.client, drawn, broadcast, encoded)
         subtotal = self._asked(task, end, still_awaited, subtotal_of)
         note(f"round {broadcast.round + 1}: the sum of {subtotal.clients.size} clients")
         return encoded, encode(subtotal)
@@ -206,14 +209,6 @@ class Shard:
             raise FedKSeedError(f"a task has links from {task.since} on, and this shard has {len(self._links)}")
         self._links[task.since :] = [task.links[at : at + LINK] for at in range(0, len(task.links), LINK)]
 
-    def _aggregator_of(self, run: Run) -> ShardAggregator:
-        """The fold that adds up the recipe's uploads, for the base model of a broadcast."""
-        if self._aggregator is None or self._aggregator.server.settings.run != run:
-            strategy = self.algorithm.make(self.recipe, Run(self.algorithm.pool(self.recipe), run.base))
-            self._aggregator = ShardAggregator(cast("KSeed", strategy.server))  # by the rules of a recipe with shards
-        self._aggregator.server.settings.run.require(run)
-        return self._aggregator
-
     def _subtotal(
         self,
         aggregator: ShardAggregator,
@@ -227,7 +222,7 @@ class Shard:
         members, accumulator = self.recipe.network.members(shard), aggregator.start(broadcast, drawn)
 
         def add(client: int, reply: bytes) -> None:
-            upload: Any = decode(reply, *aggregator.replies)
+            upload: Any = decode(reply, *aggregator.server.replies)
             if upload.client != client:
                 raise FedKSeedError(f"a reply of client {client} is signed by client {upload.client}")
             aggregator.add_(accumulator, upload)

@@ -192,15 +192,9 @@ class PeerTraining:
         message = rule.broadcast(store.state(rule.rounds))
         self.client.answer(self._task(message, 1.0, keep=True), lambda loss: None)
         self.client.afterwards()
-        return PeerOutcome(
-            digest=Adapter.load(path).tuned or "",
-            set=store.digest().hex(),
-            rounds=rule.rounds,
-            uploads=len(store.counting()),
-            from_here=store.count_trained_from_here(),
-            contradictions=len(store.contradictions()),
-            adapter=str(path),
-        )
+        digests = Adapter.load(path).tuned or "", store.digest().hex()
+        counts = len(store.counting()), store.count_trained_from_here(), len(store.contradictions())
+        return PeerOutcome(*digests, rule.rounds, *counts, str(path))
 
     def _task(self, message: bytes, seconds: float, keep: bool = False) -> Task:
         """A task as a server would send it; whoever answers it is this peer itself."""
