@@ -17,30 +17,11 @@ from . import certs, look, network, research, share, tune
 from .options import guarded
 
 COMMANDS = (
-    tune.run,
-    tune.init,
-    tune.resume,
-    tune.compare,
-    tune.tune,
-    look.rounds,
-    look.report,
-    look.watch,
-    look.verify,
-    look.rollback,
-    look.eval,
-    look.generate,
-    look.preview,
-    share.export,
-    share.serve_model,
-    share.pin,
-    share.untie,
-    research.basis,
-    research.directions,
-    research.reproduce,
-    network.serve,
-    network.shard,
-    network.join,
-    network.peer,
+    *(tune.run, tune.init, tune.resume, tune.compare, tune.tune),
+    *(look.rounds, look.report, look.watch, look.verify, look.rollback, look.eval, look.generate, look.preview),
+    *(share.export, share.serve_model, share.pin, share.untie),
+    *(research.basis, research.directions, research.reproduce),
+    *(network.serve, network.shard, network.join, network.peer),
 )
 KEY_COMMANDS = (certs.make, certs.request, certs.add, certs.revoke, certs.sign, certs.members, certs.public)
 EXIT_CODES = (

@@ -92,11 +92,9 @@ def reproduce(
     It may be stopped at any moment: the same command continues it, and finished runs are not repeated.
     """
     from ..paper import experiments
+    from ..paper import reproduce as runs
     from ..paper.dry_run import estimate
     from ..paper.experiment_bases import with_basis_place
-    from ..paper.reproduce import Reproduction, parts, with_tiny
-    from ..paper.reproduce import redraw as draw_again
-    from ..paper.reproduce import reproduce as run_experiment
 
     if show_list or not name:
         titles = ("name", "paper", "what")
@@ -112,17 +110,18 @@ def reproduce(
             experiment = replace(experiment, seeds=seeds)
         text = public if experiment.bases or name != "all" else None
         if dry_run:
-            all_paths = with_basis_place(experiment, output, with_tiny(scale, output, paths), text)
+            all_paths = with_basis_place(experiment, output, runs.with_tiny(scale, output, paths), text)
             costs = estimate(experiment, all_paths, only, seconds_per_step)
             documents[each] = {"rows": costs.rows, "notes": costs.notes}
             if not as_json:
                 print(costs.markdown(f"{each}, {scale}"))
             continue
         if redraw:
-            folder = draw_again(experiment, output)
+            folder = runs.redraw(experiment, output)
         else:
             command = ["fedkseed", *sys.argv[1:]]
-            folder = run_experiment(Reproduction(experiment, output, paths, only, parts(part), records, text, command))
+            wanted = runs.Reproduction(experiment, output, paths, only, runs.parts(part), records, text, command)
+            folder = runs.reproduce(wanted)
         documents[each] = {"folder": folder}
         if folder is None:
             console.print("this part is finished; once all parts are, the command without --part writes the table")

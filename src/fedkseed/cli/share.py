@@ -27,8 +27,7 @@ def export(
     rank: Annotated[
         int | None,
         Option(
-            help="Of --format peft, lora-gguf: the nearest LoRA of this rank, where none is exact; says how far.",
-            min=1,
+            help="Of --format peft, lora-gguf: the nearest LoRA of this rank, where none is exact; says how far.", min=1
         ),
     ] = None,
     dtype: Annotated[str | None, Option(help="Of --format hf: float32, bfloat16, float16; default: as tuned.")] = None,

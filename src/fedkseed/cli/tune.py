@@ -36,7 +36,6 @@ def run(
     held-out loss rises above the base model's is ended with exit code 3 ([evaluation] stop_when_diverged).
     """
     from ..recipe.reading import own_recipe
-    from ..run.start_and_resume import start
 
     if engine not in ("own", "flower"):
         raise FedKSeedError(f"no engine is called {engine!r}; choose own or flower")
@@ -52,14 +51,12 @@ def run(
         else:
             print_forecast(costs)
         return
-    trackers = ["tensorboard"] if tensorboard else []
+    if engine == "flower":
+        from ..network.flower.simulation import run as start
+    else:
+        from ..run.start_and_resume import start
     with _resumable(directory), Bars(parsed.training.rounds) as bars:
-        if engine == "flower":
-            from ..network.flower.simulation import run as run_on_flower
-
-            result = run_on_flower(parsed, directory, bars, trackers)
-        else:
-            result = start(parsed, directory, bars, trackers)
+        result = start(parsed, directory, bars, ["tensorboard"] if tensorboard else [])
     end_run(result, as_json)
 
 
