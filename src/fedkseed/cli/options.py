@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from functools import wraps
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from rich.markup import escape
 from typer import Argument, Exit, Option
 
 from ..errors import DIVERGED, INTERRUPTED, REFUSED, FedKSeedError
-from ..report.terminal import QUIET, USUAL, VERBOSE, print_error, showing
+from ..report.terminal import QUIET, USUAL, VERBOSE, showing
 
 if TYPE_CHECKING:
     from ..run.loop import Result
@@ -51,7 +52,9 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
             try:
                 function(*args, **options)
             except FedKSeedError as error:
-                print_error(error)
+                if level == VERBOSE:
+                    traceback.print_exception(error)
+                print(f"fedkseed: {error}", file=sys.stderr)
                 raise Exit(REFUSED) from None
             except KeyboardInterrupt:
                 print("fedkseed: stopped", file=sys.stderr)

@@ -51,8 +51,7 @@ class Bars(Silent):
         self.bars.stop()
 
     def note(self, text: str) -> None:
-        if self.level != QUIET:
-            self._say(Text(text, style="dim"))
+        self._say(Text(text, style="dim"))
 
     def begin(self, what: str, total: int) -> None:
         if self.level == VERBOSE:
@@ -72,8 +71,7 @@ class Bars(Silent):
         self.bytes += report.bytes_total
         self.bars.update(self.rounds, completed=report.round, extra=f"{self.bytes / 1000:.1f} kB so far")
         self.count_round(report.seconds)
-        if self.level != QUIET:
-            self._say(Text(f"round {report.round + 1:3} of {self.total}   {line(asdict(report))}"))
+        self._say(Text(f"round {report.round + 1:3} of {self.total}   {line(asdict(report))}"))
 
     def count_round(self, seconds: float) -> None:
         """Advance the bar of the rounds by one, which took some seconds."""
@@ -84,4 +82,5 @@ class Bars(Silent):
 
     def _say(self, text: Text) -> None:
         """Print a line above the bars: on a terminal as wide as that, in a log in one piece."""
-        self.bars.console.print(text, highlight=False, soft_wrap=not console.is_terminal)
+        if self.level != QUIET:
+            self.bars.console.print(text, highlight=False, soft_wrap=not console.is_terminal)

@@ -41,9 +41,8 @@ def print_rounds(view: RunView) -> None:
     columns = [*metric_columns(view), *score_columns(view)]
     rows = [[str(done), *(cells.get(done, "") for _, cells in columns)] for done in numbers(view)]
     titles = ["round", *(title for title, _ in columns)]
-    widths = [  # a title may be broken between words, a number must not be cut
-        max(len(word) for word in [*title.split(), *cells]) for title, *cells in zip(titles, *rows, strict=True)
-    ]
+    # A title may be broken between words, a number must not be cut.
+    widths = [max(map(len, [*title.split(), *cells])) for title, *cells in zip(titles, *rows, strict=True)]
     padded = sum(widths) + 3 * len(widths) + 1 <= console.width
     table = Table(padding=(0, int(padded)))
     for title, width in zip(titles, widths, strict=True):

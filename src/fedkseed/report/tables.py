@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..planning.compare import ROUNDS_AWAY, AlgorithmCosts
 from ..planning.forecast import Forecast
-from ..planning.tune import Trial, Tuning, derives
+from ..planning.tune import Tuning, derives
 from ..run.eps_ladder import TOLERANCE, Scalars
 from ..tuned.lm_eval import TaskScore
 from .terminal import console, say, short
@@ -125,17 +125,17 @@ def _print_scalars(tuning: Tuning, scalars: Scalars) -> None:
 
 
 def _print_trials(tuning: Tuning) -> None:
-    rounds = f"a round of {len(tuning.cohort)} clients, {tuning.steps} local steps each"
+    same, rounds = tuning.alike, f"a round of {len(tuning.cohort)} clients, {tuning.steps} local steps each"
     table = Table("lr", "change of the loss", "from the best", "", title=rounds, box=SIMPLE_HEAD)
     for trial in sorted(tuning.trials, key=lambda trial: trial.lr):
         if trial.failure:
             table.add_row(f"{trial.lr:g}", "", "", Text(trial.failure))
             continue
         change, apart = trial.change(tuning.before), trial.change(tuning.best.losses)
-        other = "" if trial is tuning.best else apart.text("+", 5)
-        table.add_row(f"{trial.lr:g}", change.text("+", 5), other, _verdict(tuning, trial))
+        verdict = "like the best" if trial.lr in same else "worse" if tuning.worse(trial) else "no gain"
+        other = ("", "best") if trial is tuning.best else (apart.text("+", 5), verdict)
+        table.add_row(f"{trial.lr:g}", change.text("+", 5), *other)
     console.print(table)
-    same = tuning.alike
     say(f"on {len(tuning.before)} examples of clients; ± is one standard error over them, paired by example")
     if tuning.lr is not None and len(same) > 1:
         say(f"lr from {min(same):g} to {max(same):g} lower it, and can't be distinguished within two standard errors")
@@ -144,11 +144,3 @@ def _print_trials(tuning: Tuning) -> None:
             f"a trial took {tuning.steps} of the recipe's {tuning.recipe.training.steps} local steps: what more of "
             "them do to a client's own model was not seen; take a smaller lr than the best, or give --steps"
         )
-
-
-def _verdict(tuning: Tuning, trial: Trial) -> str:
-    if trial is tuning.best:
-        return "best"
-    if trial.lr in tuning.alike:
-        return "like the best"
-    return "worse" if tuning.worse(trial) else "no gain"

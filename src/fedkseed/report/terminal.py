@@ -2,8 +2,6 @@
 
 import json
 import math
-import sys
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -32,13 +30,6 @@ def showing(level: int, as_json: bool = False) -> Iterator[None]:
 def say(text: str) -> None:
     """Print a text as it is: without colours, and broken into lines by the terminal alone."""
     console.print(text, highlight=False, soft_wrap=True)
-
-
-def print_error(error: BaseException) -> None:
-    """Print a refusal as one line on stderr; where more is shown, its origin in the program before it."""
-    if shown_level.get() == VERBOSE:
-        traceback.print_exception(error)
-    print(f"fedkseed: {error}", file=sys.stderr)
 
 
 def print_json(document: Any) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from ..errors import FedKSeedError
 from ..evaluation.statistics import Evaluation, title_of
@@ -19,7 +19,6 @@ from ..run.round_metrics import line
 from ..run.store import STOPPED, Store
 
 SECONDS_BETWEEN_LOOKS = 1.0
-RunState: TypeAlias = Literal["not begun", "running", "stopped", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class RunView:
     """The state of a run at one moment."""
 
     name: str
-    state: RunState = "not begun"
+    state: Literal["not begun", "running", "stopped", "ended"] = "not begun"
     text: str = ""  # the state in words, with its reason
     about: str = ""  # algorithm and model
     planned: int = 0  # rounds; 0: the run has no directory yet
