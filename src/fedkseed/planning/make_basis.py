@@ -103,11 +103,8 @@ def rescaled(basis: Basis, slopes: NDArray[np.float64]) -> Basis:
     for name, factor in basis.factors.items():
         of_tensor = logs[factor.directions].reshape(factor.ranks)
         rows, columns = np.exp(of_tensor.mean(1)), np.exp(of_tensor.mean(0) - of_tensor.mean())
-        factors[name] = replace(
-            factor,
-            left_scale=(factor.left_scale * rows).astype(np.float32),
-            right_scale=(factor.right_scale * columns).astype(np.float32),
-        )
+        left, right = factor.left_scale * rows, factor.right_scale * columns
+        factors[name] = replace(factor, left_scale=left.astype(np.float32), right_scale=right.astype(np.float32))
     return Basis(factors, {**basis.about, "scaled": True})
 
 
@@ -126,37 +123,30 @@ def basis_of(
     Raises:
         FedKSeedError: the data or the model can't be read, or see `make_basis` and `rescaled`.
     """
-    options, tokenizer = recipe.model, tokenizer_of(recipe, progress)
+    options, settings, tokenizer = recipe.model, recipe.data, tokenizer_of(recipe, progress)
     is_archive = ".tar" in Path(data).name
     rows = [first for first, *_ in subsample(data, recipe.seed).clients.values()] if is_archive else read(data)
     order = generator(recipe.seed, Purpose.BASIS).permutation(len(rows))[: OVERDRAWN * examples]
-    drawn = encode_all([rows[k] for k in order], tokenizer, Wording(recipe.data.template, recipe.data.separator))
-    limit, texts = recipe.data.max_tokens, [encoded for encoded in drawn if encoded.example.plain]
+    drawn = encode_all([rows[k] for k in order], tokenizer, Wording(settings.template, settings.separator))
+    limit, pad = settings.max_tokens, tokenizer.pad_token_id
+    texts = [encoded for encoded in drawn if encoded.example.plain]
     whole = [encoded for encoded in drawn if not encoded.example.plain and len(encoded.tokens) <= limit]
     chosen = [*whole, *packed(texts, limit, tokenizer)][:examples]
     model = load_model(options.name, options.dtype, "dense", options.device)
     progress.begin("gradients", len(chosen) * (1 + scaled))
     name = Path(options.name).name if Path(options.name).is_absolute() else options.name
     about = {"model": name, "dtype": options.dtype, "data": Path(data).name, "examples": len(chosen)}
-    about |= {"max_tokens": limit, "template": recipe.data.template, "separator": recipe.data.separator}
-    basis = make_basis(
-        model,
-        options.tuned or ["*"],
-        chosen,
-        size=recipe.directions.size,
-        pad=tokenizer.pad_token_id,
-        rank=rank,
-        about=about | {"seed": recipe.seed},
-        on_example=lambda: progress.advance(1),
-    )
+    about |= {"max_tokens": limit, "template": settings.template, "separator": settings.separator, "seed": recipe.seed}
+    patterns, size, advance = options.tuned or ["*"], recipe.directions.size, progress.advance
+    basis = make_basis(model, patterns, chosen, size=size, pad=pad, rank=rank, about=about, on_example=advance)
     if not scaled:
         return basis
     weights, slopes = hold(model, Pool(0, basis.size, "informed", basis.digest()), basis=basis), list[NDArray[Any]]()
     for example in chosen:
-        batch = collate([example], tokenizer.pad_token_id)
+        batch = collate([example], pad)
         loss, slope = weights.gradient(lambda batch=batch: graph_loss(model, batch))
         slopes.append(slope if isfinite(loss) else np.full_like(slope, np.nan))
-        progress.advance(1)
+        advance()
     return rescaled(basis, np.stack(slopes))
 
 

@@ -191,8 +191,7 @@ def limits(
 def try_rates(simulation: Simulation, tuning: Tuning, until: float, clock: Clock = time.monotonic) -> None:
     """Add trials to the results until `rates` ends or the time is over; the model is w₀ afterwards."""
     recipe, bench, longest = simulation.recipe, Bench(simulation), 0.0
-    eps = tuning.eps or recipe.training.eps
-    strategy = _with_settings(recipe, simulation.strategy, steps=tuning.steps, eps=eps)
+    strategy = _with_settings(recipe, simulation.strategy, steps=tuning.steps, eps=tuning.eps or recipe.training.eps)
     tuning.before = bench.losses(strategy.server.init(), "training examples, base model")
     for lr in rates(tuning, tuning.recipe_lr):
         begin = clock()
