@@ -250,7 +250,7 @@ def _table(source: str, kind: str) -> Placed:
             import datasets
             from pyarrow.parquet import read_metadata
         if kind == "hub":
-            table = _on_hub(source)
+            table = datasets.load_dataset(source, split="train")
         elif kind == "Parquet":
             about = read_metadata(source)  # before the file is unpacked
             size = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
@@ -269,7 +269,12 @@ def _table(source: str, kind: str) -> Placed:
         yield from ((f"row {number}", row) for number, row in enumerate(table, 1))
     except FedKSeedError:
         raise
-    except Exception as error:  # pyarrow and datasets raise many kinds for a damaged file
+    except Exception as error:  # many kinds: for a damaged file; on the hub for no network, no such name or split
+        if kind == "hub":
+            raise FedKSeedError(
+                f"there is no data file at {source}, and the rows 'train' of a data set of this name on the Hugging "
+                f"Face hub can't be loaded: {first_line(error)}"
+            ) from error
         raise FedKSeedError(f"the data file {source} can't be read: {error}") from error
 
 
@@ -279,15 +284,3 @@ def _require_size(source: str, rows: int, size: int) -> None:
             f"{source}: a file has at most {MAX_ROWS:,} rows of {MAX_BYTES:,} bytes in all, it has {rows:,} of "
             f"{size:,}; share it out over several"
         )
-
-
-def _on_hub(name: str) -> Any:
-    from datasets import load_dataset
-
-    try:
-        return load_dataset(name, split="train")
-    except Exception as error:  # no network, no such name, no such split: many kinds
-        raise FedKSeedError(
-            f"there is no data file at {name}, and the rows 'train' of a data set of this name on the Hugging Face hub "
-            f"can't be loaded: {first_line(error)}"
-        ) from error
