@@ -72,11 +72,9 @@ def subsample(
             if (len(examples) if official else count) < least:
                 count = 0
         drawn[name] = [examples[i] for i in sorted(order[:count])]
-    return Subsample(
-        clients={name: drawn[name] for name in training if drawn[name]},
-        held_out={name: drawn[name] for name in test},
-        too_small=[name for name in training if not drawn[name]],
-    )
+    clients = {name: drawn[name] for name in training if drawn[name]}
+    held_out = {name: drawn[name] for name in test}
+    return Subsample(clients, held_out, too_small=[name for name in training if not drawn[name]])
 
 
 def split_lists(source: str) -> tuple[list[str], list[str]]:

@@ -105,18 +105,12 @@ def respond(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_ne
     padding: dict[str, Any] = {"batch_first": True, "padding_side": "left"}  # an answer continues its prompt
     tokens = pad_sequence(texts, padding_value=tokenizer.pad_token_id, **padding)
     mask = pad_sequence([torch.ones_like(text) for text in texts], **padding)
+    greedy = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1}
+    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     with warnings.catch_warnings() if virtual else nullcontext():  # two answers in turns would restore each other's
         if virtual:  # peft's: no position ids are needed
             warnings.filterwarnings("ignore", "Position ids are not supported")
-        output = model.generate(
-            tokens.to(model.device),
-            attention_mask=mask.to(model.device),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            num_beams=1,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
+        output = model.generate(tokens.to(model.device), attention_mask=mask.to(model.device), **greedy, **ends)
     return tokenizer.batch_decode(output[:, tokens.shape[1] :], skip_special_tokens=True)
 
 

@@ -167,13 +167,10 @@ def gain(owner: str, before: Evaluation, after: Evaluation) -> Gain:
 
     pairs = {name: (of_owner(values), of_owner(after.measures[name])) for name, values in before.measures.items()}
     pairs = {name: pair for name, pair in pairs.items() if pair[0]}
-    return Gain(
-        owner,
-        after.owners.count(owner),
-        {name: fmean(then) for name, (then, _) in pairs.items()},
-        {name: fmean(now) for name, (_, now) in pairs.items()},
-        {name: paired_change(then, now) for name, (then, now) in pairs.items()},
-    )
+    means_before = {name: fmean(then) for name, (then, _) in pairs.items()}
+    means_after = {name: fmean(now) for name, (_, now) in pairs.items()}
+    change = {name: paired_change(then, now) for name, (then, now) in pairs.items()}
+    return Gain(owner, after.owners.count(owner), means_before, means_after, change)
 
 
 def gains_table(gains: Sequence[Gain]) -> list[dict[str, Any]]:

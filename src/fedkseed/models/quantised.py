@@ -49,9 +49,8 @@ class Blocks:
         on_device, columns = self.device.type != "cpu", self.shape[1]
         if self.kind in BLOCK_TYPES and not on_device and self.raw.flags.c_contiguous:
             width, first = self.raw.shape[1], self.raw.ctypes.data
-            jobs = [
-                (first + start // columns * width, out.data_ptr(), out.numel() // kernels.BLOCK) for start, out in parts
-            ]
+            places = ((first + start // columns * width, out) for start, out in parts)
+            jobs = [(place, out.data_ptr(), out.numel() // kernels.BLOCK) for place, out in places]
             kernels.dequantise(jobs, self.kind, self.dtype)
             return
         for start, out in parts:

@@ -78,12 +78,6 @@ def application(models: Models) -> Any:
             return [{"id": name, "object": "model", "created": 0, "owned_by": "fedkseed"} for name in models]
 
     manager, state = Loaded(device="cpu"), GenerationState()
-    return build_server(
-        manager,
-        ChatCompletionHandler(manager, state),
-        CompletionHandler(manager, state),
-        ResponseHandler(manager, state),
-        TranscriptionHandler(manager, state),
-        SystemOneHandler(manager, state),
-        state,
-    )
+    kinds: Any = (ChatCompletionHandler, CompletionHandler, ResponseHandler, TranscriptionHandler, SystemOneHandler)
+    chat, completion, response, transcription, systemone = (kind(manager, state) for kind in kinds)
+    return build_server(manager, chat, completion, response, transcription, systemone, state)

@@ -48,18 +48,12 @@ def measure(
     held_out = whole_set(recipe, tokenizer, progress.note)
     asked = metrics_of(settings, held_out.options)
     answers = settings.generated if asked.written else 0
+    sizes = {"max_new_tokens": settings.max_new_tokens, "batch_size": settings.batch_size}
 
     def scores(model: nn.Module, what: str) -> Evaluation:
         progress.begin(what, asked.work(held_out.examples, answers))
         return evaluate(
-            model,
-            tokenizer,
-            held_out.examples,
-            metrics=asked,
-            generated=answers,
-            max_new_tokens=settings.max_new_tokens,
-            batch_size=settings.batch_size,
-            on_progress=progress.advance,
+            model, tokenizer, held_out.examples, metrics=asked, generated=answers, on_progress=progress.advance, **sizes
         )
 
     before = scores(tuned.load_base(), "base model") if beside_base else NOT_EVALUATED

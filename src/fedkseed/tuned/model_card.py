@@ -48,14 +48,10 @@ def card(tuned: TunedModel, tokenizer: Any, format_: str, command: str, dtype: s
         title, opening = "tuned by federated learning", TUNED
     else:
         title, opening = "in another format", f"It was made of `{shortened(str(tuned.path))}`, as it was found."
-    data = ModelCardData(
-        license=licence(tuned.base or tuned.weights),
-        base_model=base,
-        base_model_relation=RELATIONS[format_] if was_tuned else "quantized" if format_ == "gguf" else None,
-        library_name=LIBRARIES[format_],
-        pipeline_tag="text-generation",
-        tags=["fedkseed", *(["federated-learning"] if was_tuned else []), format_],
-    )
+    relation = RELATIONS[format_] if was_tuned else "quantized" if format_ == "gguf" else None
+    origin: Any = {"license": licence(tuned.base or tuned.weights), "base_model": base, "base_model_relation": relation}
+    tags = ["fedkseed", *(["federated-learning"] if was_tuned else []), format_]
+    data = ModelCardData(**origin, library_name=LIBRARIES[format_], pipeline_tag="text-generation", tags=tags)
     data[CARD_ENTRY] = {"template": tuned.wording.template, "separator": tuned.wording.separator, "dtype": dtype}
     facts = {"base model": f"`{base}`", **_facts(tuned), **unread, "licence of the base model": data["license"]}
     prompt = tuned.wording.text(Example("INSTRUCTION", ""), tokenizer)
