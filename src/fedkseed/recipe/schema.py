@@ -492,11 +492,11 @@ class Recipe(Table):
     def absolute(self) -> "Recipe":
         """The same recipe with local paths made absolute, so that any working directory will do."""
         basis, sets, metrics = self.directions.basis, self.evaluation.sets, self.evaluation.metrics
-        sets = sets and [rows.model_copy(update={"path": rows.path and _absolute(rows.path)}) for rows in sets]
+        sets = sets and [rows.model_copy(update={"path": rows.path and absolute_path(rows.path)}) for rows in sets]
         changed: dict[str, dict[str, Any]] = {
-            "model": {"name": _absolute(self.model.name)},
-            "data": {"source": _absolute(self.data.source)},
-            "directions": {"basis": basis and _absolute(basis)},
+            "model": {"name": absolute_path(self.model.name)},
+            "data": {"source": absolute_path(self.data.source)},
+            "directions": {"basis": basis and absolute_path(basis)},
             "training": {name: own_code.absolute(getattr(self.training, name)) for name in ("algorithm", "objective")},
             "evaluation": {"metrics": metrics and [*map(own_code.absolute, metrics)], "sets": sets},
         }
@@ -507,7 +507,7 @@ class Recipe(Table):
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 
-def _absolute(name: str) -> str:
+def absolute_path(name: str) -> str:
     """The absolute path of a file or a folder; a name of something else stays as it is."""
     path = Path(name).expanduser()
     return str(path.resolve()) if path.exists() else name

@@ -26,9 +26,7 @@ from .signatures import certificate, fingerprint, private_key, public_key
 
 OWN = ("localhost", "127.0.0.1")  # the server's own processes talk over loopback
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
-SOON = timedelta(days=30)
 AUTHORITY = timedelta(days=3650)  # every client has a copy: it must outlive many certificates of the server
-SKEW = timedelta(hours=1)  # certificates begin this long before they are made: clocks of clients may be behind
 
 
 def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: datetime | None = None) -> list[Path]:
@@ -167,7 +165,7 @@ def check(directory: Path, now: datetime | None = None) -> str | None:
     now, path, ca = now or datetime.now(UTC), directory / "server.pem", directory / "ca.pem"
     require_valid(ca, certificate(ca), now)
     require_valid(path, own := certificate(path), now)
-    if (left := own.not_valid_after_utc - now) < SOON:
+    if (left := own.not_valid_after_utc - now) < timedelta(days=30):
         return f"{path} is valid for {left.days} more days; docs/deploy.md says how to renew it"
     return None
 
@@ -227,7 +225,7 @@ def _issued(
         .issuer_name(subject if ca is None else ca.subject)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - SKEW)
+        .not_valid_before(now - timedelta(hours=1))  # clocks of clients may be behind
         .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)

@@ -283,7 +283,7 @@ def test_frames_arrive_whole_or_are_refused():
         sender.start()
         assert process.receive(there, 10.0) == data
         sender.join()
-        here.sendall(struct.pack("<I", process.MAX_FRAME + 1))
+        here.sendall(struct.pack("<I", process.MAX_MESSAGE + 1))
         with pytest.raises(FedKSeedError, match="are announced"):
             process.receive(there, 10.0)
         here.sendall(struct.pack("<I", 5) + b"abc")

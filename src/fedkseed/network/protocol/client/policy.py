@@ -73,9 +73,8 @@ class WorkLimits(Table):
     @field_validator("algorithms")
     @classmethod
     def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if name not in ALGORITHMS:
-                raise ValueError(f"no algorithm is called {name!r}; choose of {', '.join(ALGORITHMS)}")
+        if unknown := [name for name in names if name not in ALGORITHMS]:
+            raise ValueError(f"no algorithm is called {unknown[0]!r}; choose of {', '.join(ALGORITHMS)}")
         return names
 
 

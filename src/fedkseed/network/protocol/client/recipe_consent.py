@@ -15,7 +15,7 @@ from ....errors import FedKSeedError
 from ....files import border, private, read_table, write_table
 from ....recipe.reading import parse, tables, typed
 from ....recipe.rules import Where, require_legal
-from ....recipe.schema import Recipe
+from ....recipe.schema import Recipe, absolute_path
 from ..envelope import Code, RefusedError, printable, recipe_digest, refusing
 from ..run_history import RunHistory
 from ..signatures import ClientSigning, certificate, private_key
@@ -54,16 +54,9 @@ def owner_of(
     data: str, model: str | None, device: str, policy: Path | None, basis: Path | None, members: Path | None
 ) -> Owner:
     """The settings that the owner of a client decides, with paths that hold in any directory."""
-    path = Path(data).expanduser()
-    place = Path(model).expanduser() if model is not None else None
-    return Owner(
-        str(path.resolve()) if path.exists() else data,
-        str(place.resolve()) if place is not None and place.exists() else model,
-        device,
-        load_policy(policy) if policy is not None else Policy(),
-        basis=str(basis.expanduser().resolve()) if basis is not None else None,
-        members=str(members.expanduser().resolve()) if members is not None else None,
-    )
+    files = [None if file is None else str(file.expanduser().resolve()) for file in (basis, members)]
+    rules = Policy() if policy is None else load_policy(policy)
+    return Owner(absolute_path(data), None if model is None else absolute_path(model), device, rules, None, *files)
 
 
 @dataclass(frozen=True, slots=True)

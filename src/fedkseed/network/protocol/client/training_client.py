@@ -107,30 +107,28 @@ class TrainingClient:
         later()
 
     def _require_allowed(self, task: Task, message: Any) -> None:
-        """Refuse a message for another client, model, round or cohort than the recipe's, or for other steps."""
-        count, weights = self.recipe.clients.count, self.setup.weights
+        """Refuse a message for another client, model, round or cohort than the recipe's, or for other steps.
+
+        The owner's policy was applied on the recipe.
+        """
+        count, weights, training = self.recipe.clients.count, self.setup.weights, self.recipe.training
         if count is None or task.client >= count:
             raise FedKSeedError(f"the recipe has {count} clients, and the task is for client {task.client}")
         with refusing(Code.MODEL):
             Run(weights.pool, weights.base_digest).require(message.run)
         inside = decode(message.broadcast, Broadcast) if isinstance(message, Secured) else message
-        self._require_recipes_steps(inside)
+        if inside.round >= (rounds := training.rounds):
+            raise FedKSeedError(f"the recipe has {rounds} rounds, and the message is of round {inside.round + 1}")
+        if isinstance(inside, Broadcast):
+            local = self.setup.strategy.settings.work(False)
+            asked = inside.steps, inside.probes, inside.wire, inside.lr, inside.eps, inside.clip
+            steps = training.steps, training.probes, training.wire or "compact"
+            expected = *steps, local.learning_rate(inside.round), local.eps, float(np.float32(local.clip))
+            if asked != expected:
+                raise FedKSeedError(f"steps, probes, wire, lr, eps and clip are {asked}, its recipe says {expected}")
         _require_drawn(task.client, message, self.recipe, count)
         if task.done >= 0 and message.round != task.done:
             raise FedKSeedError(f"the message is of round {message.round}, its task's history has {task.done} rounds")
-
-    def _require_recipes_steps(self, message: Any) -> None:
-        """Refuse a message for other steps than those of its recipe, on which the owner's policy was applied."""
-        rounds, training = self.recipe.training.rounds, self.recipe.training
-        if message.round >= rounds:
-            raise FedKSeedError(f"the recipe has {rounds} rounds, and the message is of round {message.round + 1}")
-        if isinstance(message, Broadcast):
-            local = self.setup.strategy.settings.work(False)
-            asked = message.steps, message.probes, message.wire, message.lr, message.eps, message.clip
-            steps = training.steps, training.probes, training.wire or "compact"
-            expected = *steps, local.learning_rate(message.round), local.eps, float(np.float32(local.clip))
-            if asked != expected:
-                raise FedKSeedError(f"steps, probes, wire, lr, eps and clip are {asked}, its recipe says {expected}")
 
     def _spend(self, run: bytes, asked: bytes) -> None:
         """Note what the answer to a broadcast spends, if its recipe has [privacy]; refuse more than is allowed."""

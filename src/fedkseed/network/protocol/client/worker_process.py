@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -26,8 +26,6 @@ START = 120.0  # seconds until a worker listens: importing PyTorch from a cold d
 HAND_IN = 60.0  # seconds to hand in a task or to take its answer, both sides on one machine
 MARGIN = 30.0  # seconds beyond the task's own, for a worker to notice that it is late
 LENGTH = struct.Struct("<I")
-MAX_FRAME = MAX_MESSAGE  # bytes: a task or a reply, as Flower carries it
-CHUNK = 1 << 20
 LONGEST = 100  # bytes of a socket's path; Linux takes 107, macOS 103
 SOCKET, LOCK, LOG = "worker.sock", "worker.lock", "worker.log"  # in the directory of a client
 
@@ -123,23 +121,20 @@ def socket_path(directory: Path) -> str:
 def listening(directory: Path) -> socket.socket:
     """A socket that only this user can connect to, in a directory that only this user can enter."""
     path = Path(socket_path(directory))
-    with border(f"can't listen at {path}"):
+    with border(f"can't listen at {path}"), ExitStack() as failed:
         path.unlink(missing_ok=True)  # of a worker that was killed; the caller holds the lock
-        listener = socket.socket(socket.AF_UNIX)
-        try:
-            listener.bind(str(path))
-            path.chmod(0o600)
-            listener.listen()
-        except OSError:
-            listener.close()
-            raise
+        listener = failed.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen()
+        failed.pop_all()
     return listener
 
 
 def send(connection: socket.socket, data: bytes, seconds: float) -> None:
     """Send a frame; an OSError if the other side is gone, or does not take it in time."""
-    if len(data) > MAX_FRAME:
-        raise FedKSeedError(f"a frame has at most {MAX_FRAME:,} bytes, got {len(data):,}")
+    if len(data) > MAX_MESSAGE:
+        raise FedKSeedError(f"a frame has at most {MAX_MESSAGE:,} bytes, got {len(data):,}")
     connection.settimeout(seconds)
     connection.sendall(LENGTH.pack(len(data)))
     connection.sendall(data)
@@ -149,8 +144,8 @@ def receive(connection: socket.socket, seconds: float) -> bytes:
     """The next frame, whole; a TimeoutError if it does not come in time, a FedKSeedError if it is too large or cut."""
     end = time.monotonic() + seconds
     (size,) = LENGTH.unpack(_exactly(connection, LENGTH.size, end))
-    if size > MAX_FRAME:
-        raise FedKSeedError(f"a frame has at most {MAX_FRAME:,} bytes, {size:,} are announced")
+    if size > MAX_MESSAGE:
+        raise FedKSeedError(f"a frame has at most {MAX_MESSAGE:,} bytes, {size:,} are announced")
     return _exactly(connection, size, end)
 
 
@@ -159,7 +154,7 @@ def _exactly(connection: socket.socket, size: int, end: float) -> bytes:
     data = bytearray()
     while len(data) < size:
         connection.settimeout(max(0.001, end - time.monotonic()))
-        part = connection.recv(min(CHUNK, size - len(data)))
+        part = connection.recv(min(1 << 20, size - len(data)))
         if not part:
             raise FedKSeedError(f"the other side closed the connection after {len(data)} of {size} bytes")
         data += part
