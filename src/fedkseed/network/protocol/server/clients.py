@@ -230,8 +230,7 @@ class RemoteClients:
             if self._grace_is_over(exchange, attempt, now):
                 return
             owing = [client for client in exchange.sent if exchange.owes(client)]
-            waiting = {task.client for task in self._tasks.values() if task.exchange == exchange.number}
-            waiting.intersection_update(owing)
+            waiting = {task.client for task in self._tasks.values() if task.exchange == exchange.number} & {*owing}
             if ready := self._ready(exchange, attempt, owing, waiting, now):
                 self._ask(exchange, attempt, ready, waiting, now)
             if not (waiting or ready):
@@ -256,9 +255,7 @@ class RemoteClients:
         """Whether the minimum has answered so long ago that the others are not waited for any more."""
         if not attempt.enough and exchange.enough:
             attempt.enough, self._took = True, now - attempt.begin
-        grace = self.options.grace or max(GRACE, self._took / 2)
-        if exchange.measuring:
-            grace = self.options.deadline
+        grace = self.options.deadline if exchange.measuring else self.options.grace or max(GRACE, self._took / 2)
         # Where nobody is needed, clients do again what the others have done in the exchange before.
         return attempt.enough and now - attempt.begin >= self._took + grace
 

@@ -17,7 +17,7 @@ from ....round import Broadcasts, Report, Round
 from ....run.cohort import EACH_ROUND, cohort, over_shards
 from ....run.digest_chain import Receipt
 from ....run.loop import Evaluator, Federation, WithoutModel
-from ....run.progress import Progress, Silent
+from ....run.progress import Progress
 from ....strategy import COEFFICIENTS, Strategy
 from ....wire.records import Run
 from ..signatures import ServerSigning
@@ -28,26 +28,21 @@ FIRST_LEG = "masked-uploads.json"  # in a run's directory
 NO_DATA = hashlib.sha256(b"[[]]").hexdigest()
 
 
-def federation(
-    recipe: Recipe,
-    remote: RemoteClients,
-    progress: Progress | None = None,
-    signing: ServerSigning | None = None,
-    secret: bytes = b"",
-) -> Federation:
+def federation(recipe: Recipe, remote: RemoteClients, secret: bytes = b"") -> Federation:
     """The parts of a run with clients of a network.
 
     Held-out examples are the server's own, if there are any. A server without data needs no model either, if the
     recipe has the digest of the clients' base model: such a server neither loads a model nor imports PyTorch.
 
     Args:
-        signing: has the clients' keys for masked uploads.
+        remote: its signing has the clients' keys for masked uploads.
         secret: of the noise that this server adds.
     """
     require_legal(recipe, Where.NETWORK)  # before code of the user's, which is not run over a network
+    signing, progress = remote.signing, remote.progress
     if recipe.secure is not None:
         _require_keys(signing, remote.numbers.expected)
-    algorithm, progress = checked_algorithm(recipe), progress or Silent()
+    algorithm = checked_algorithm(recipe)
     count, shards = remote.numbers.count, recipe.network.shards
     size = recipe.clients.cohort_of(count) if shards is None else count
     if not is_here(recipe.data.source):
@@ -163,8 +158,7 @@ class NetworkRounds:
     def _exchange(self, round_: Round[Any], messages: Mapping[int, bytes], least: int) -> dict[int, bytes]:
         """Carry messages of a leg to clients; returns the answers that could be used, and that the round has now."""
         needed, uploads = max(0, least - len(round_.answered)), {}
-        answers = self.remote.transport(round_.state.round, messages, needed, round_.add_, round_.whole)
-        for client, reply in answers:
+        for client, reply in self.remote.transport(round_.state.round, messages, needed, round_.add_, round_.whole):
             if client in round_.answered:  # else it lacks the earlier broadcast, and is sent the whole one next
                 uploads[client] = reply
                 if self.keeps:

@@ -77,7 +77,7 @@ def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) ->
         signing = ServerSigning.read(directory / folder, current_nonce(store))
         history = None if signing is None else store.history
         remote = RemoteClients(carrier, numbers, text, minimum, recipe.network, activity, signing, history)
-        parts = federation(recipe, remote, activity, signing, kept_secret(recipe, directory))
+        parts = federation(recipe, remote, kept_secret(recipe, directory))
         result = work(store, parts)
         if algorithm_of(recipe.training.algorithm).pooled:  # kilobytes
             hand_out(store, parts.strategy, recipe, remote)
