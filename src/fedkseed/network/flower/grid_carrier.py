@@ -11,8 +11,6 @@ from ..protocol.envelope import printable
 from .compat import ERRORS, NODE_GONE
 from .messages import client_number, packed, unpacked
 
-QUESTION_SECONDS = 60.0  # for a SuperNode to say which client it is; it is asked again then
-
 
 class GridCarrier:
     """The clients behind a Grid, under their own numbers.
@@ -34,12 +32,24 @@ class GridCarrier:
     def nodes(self) -> list[int]:
         connected = {*self.grid.get_node_ids()}
         unknown = sorted(connected - self._client_of.keys() - {*self._questions.values()})
-        about = {"ttl": QUESTION_SECONDS, "group_id": "partition-id"}
+        about = {"ttl": 60.0, "group_id": "partition-id"}  # seconds for an answer; then it is asked again
         if unknown:
             questions = [Message(packed(b""), node, MessageType.QUERY, **about) for node in unknown]
             self._questions |= zip(self.grid.push_messages(questions), unknown, strict=True)
         for message in self.grid.pull_messages([*self._questions]) if self._questions else ():
-            self._hear(message)
+            node = self._questions.pop(message.metadata.reply_to_message_id)
+            try:
+                if message.has_error():
+                    raise FedKSeedError(_trouble(message))
+                client = client_number(message)
+            except FedKSeedError as error:
+                if node not in self._reported:
+                    self._reported.add(node)
+                    self.note(f"SuperNode {node} does not say which client it is: {error}; it is asked again")
+                continue
+            if (before := self._node_of.get(client)) is not None:
+                self.note(f"client {client} is SuperNode {node} now, and was {before}")
+            self._node_of[client], self._client_of[node] = node, client
         return sorted(client for client, node in self._node_of.items() if node in connected)
 
     def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
@@ -61,21 +71,6 @@ class GridCarrier:
                 del self._tasks[key]
                 arrivals.append(Arrival(key, client, trouble="its SuperNode was started again"))
         return arrivals
-
-    def _hear(self, answer: Message) -> None:
-        node = self._questions.pop(answer.metadata.reply_to_message_id)
-        try:
-            if answer.has_error():
-                raise FedKSeedError(_trouble(answer))
-            client = client_number(answer)
-        except FedKSeedError as error:
-            if node not in self._reported:
-                self._reported.add(node)
-                self.note(f"SuperNode {node} does not say which client it is: {error}; it is asked again")
-            return
-        if (before := self._node_of.get(client)) is not None:
-            self.note(f"client {client} is SuperNode {node} now, and was {before}")
-        self._node_of[client], self._client_of[node] = node, client
 
     def _arrival(self, message: Message) -> Arrival:
         key, node = message.metadata.reply_to_message_id, message.metadata.src_node_id

@@ -29,8 +29,6 @@ from ..protocol.client.task_handler import Bound, OnStep, TaskHandler
 from ..protocol.envelope import Task
 from .compat import QUIET, require_flower
 
-DAY = 86_400.0  # seconds; deadline of a round, which can't be missed for want of a network
-
 
 class Virtual:
     """The clients of a recipe in one of the engine's processes, any of which may be asked there."""
@@ -93,8 +91,8 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
             try:
                 ClientNumbers.register(directory, range(count))
                 carrier, numbers = GridCarrier(grid, now.note), ClientNumbers(directory, count)
-                text, options = recipe.to_toml().encode(), NetworkTable(deadline=DAY, attempts=1)
-                remote = RemoteClients(carrier, numbers, text, count, options, now)
+                day = NetworkTable(deadline=86_400.0, attempts=1)  # seconds; not to be missed for want of a network
+                remote = RemoteClients(carrier, numbers, recipe.to_toml().encode(), count, day, now)
                 simulation.carry = lambda sent: remote.transport(len(store.reports()), sent, len(sent), lambda *_: None)
                 remote.gather()
                 outcome.append(work(store, simulation.federation))

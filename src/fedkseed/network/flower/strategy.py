@@ -24,8 +24,6 @@ from ...strategy import Strategy
 from ..protocol.envelope import Reply, Status, Task
 from .messages import packed, unpacked
 
-NO_RECIPE = bytes(16)  # digest in tasks without a recipe: both sides make the same strategy themselves
-
 
 class FedKSeedStrategy(FlowerStrategy):
     """A strategy of Flower's that runs one of ours.
@@ -61,7 +59,8 @@ class FedKSeedStrategy(FlowerStrategy):
         (sent,) = islice(self._round.exchanges(), 1)
         tasks = []
         for node, number in self._asked.items():
-            task = Task(number, self.seconds, NO_RECIPE, b"", sent[number])
+            # No recipe, nor its digest: both sides make the same strategy themselves.
+            task = Task(number, self.seconds, bytes(16), b"", sent[number])
             tasks.append(Message(packed(task.encode()), node, MessageType.TRAIN, group_id=str(state.round + 1)))
         return tasks
 
