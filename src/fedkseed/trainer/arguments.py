@@ -11,29 +11,24 @@ from transformers.trainer_utils import SchedulerType
 
 from ..errors import FedKSeedError
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-OBEYED = _words("""
+OBEYED = """
 output_dir max_steps num_train_epochs per_device_train_batch_size per_device_eval_batch_size dataloader_drop_last
 learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps seed use_cpu use_cache
 logging_strategy logging_steps logging_first_step eval_strategy eval_steps eval_delay eval_on_start
 save_strategy save_steps save_total_limit load_best_model_at_end metric_for_best_model greater_is_better
 prediction_loss_only remove_unused_columns label_names disable_tqdm report_to run_name project
-""")
+"""
 # Read by scripts and callbacks, or true of every run here: it keeps the states of callbacks.
-OTHERS = _words("""
+OTHERS = """
 do_train do_eval do_predict resume_from_checkpoint restore_callback_states_from_checkpoint local_rank
-""")
+"""
 SMALLEST = 1e-6  # of the learning rate: where a schedule says 0, a state could not be broadcast
 
 
 def require_obeyed(args: TrainingArguments) -> None:
     """Refuse arguments, away from their defaults, that the trainer would not obey, and one process of several."""
     usual = TrainingArguments(output_dir=args.output_dir, use_cpu=args.use_cpu)
-    names = [field.name for field in fields(TrainingArguments) if field.name not in OBEYED | OTHERS]
+    names = [field.name for field in fields(TrainingArguments) if field.name not in (OBEYED + OTHERS).split()]
     away = [name for name in names if getattr(args, name) != getattr(usual, name)]
     if away:
         said = ", ".join(f"{name}={getattr(args, name)!r}" for name in away)

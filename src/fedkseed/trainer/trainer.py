@@ -225,7 +225,8 @@ class Trainer:
         self.callback_handler.train_dataloader = plan.batches[0] if len(plan.batches) == 1 else plan.batches
         self._tell("on_train_begin")
         if self.args.eval_on_start and not state.global_step:
-            self._evaluate(training)
+            training.parties.load(training.server)
+            self.evaluate()
         return state.global_step
 
     def _steps(self, training: Training) -> None:
@@ -266,7 +267,8 @@ class Trainer:
                 logs |= {"bytes_down": last.bytes_down, "bytes_up": last.bytes_up}  # of a client in this round
             self._log(logs)
         if self.control.should_evaluate:
-            metrics, better = self._evaluate(training), False
+            training.parties.load(training.server)  # the last client's own w(c) is there
+            metrics, better = self.evaluate(), False
             if (name := self.args.metric_for_best_model) is not None:
                 name = name if name.startswith("eval_") else f"eval_{name}"
                 if name not in metrics:
@@ -304,10 +306,6 @@ class Trainer:
         predicted = self._predicted(test_dataset, metric_key_prefix, True)
         self._tell("on_predict", predicted.metrics)
         return predicted
-
-    def _evaluate(self, training: Training) -> dict[str, float]:
-        training.parties.load(training.server)  # the last client's own w(c) is there
-        return self.evaluate()
 
     def _predicted(self, dataset: Any, prefix: str, keep: bool) -> PredictionOutput:
         """Outputs, labels and metrics of rows; the first two only if they are to be kept."""
