@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..directions import FAMILIES, Pool
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, needs_extra
 from ..local.work import LocalWork
 from ..randomness import pool_key
 from ..strategies.averaging import Averaging
@@ -126,35 +126,23 @@ class Algorithm:
         """
         training, late, secure, privacy = recipe.training, recipe.asynchronous, recipe.secure, recipe.privacy
         with_derivatives = (self.pooled and self.local != TWO) or recipe.clients.backpropagating > 0
-        settings = Settings(
-            run,
-            self.local_work(recipe),
-            _derivatives(recipe) if with_derivatives else None,
-            start,
-            tensors,
-            pool=recipe.pool,
-            wire=training.wire,
-            server=training.server,
-            server_lr=training.server_lr or 1.0,
-            trust=recipe.trust.summing,
-            shared=recipe.directions.shared,
-            secure=secure and Masking(secure.norm, secure.bits, secure.neighbours, keys or {}),
-            noise=_noise(recipe, privacy, secret) if privacy and privacy.unit == "client" else None,
-        )
+        local, derivatives = self.local_work(recipe), _derivatives(recipe) if with_derivatives else None
+        masking = secure and Masking(secure.norm, secure.bits, secure.neighbours, keys or {})
+        noise = _noise(recipe, privacy, secret) if privacy and privacy.unit == "client" else None
+        others: dict[str, Any] = {"shared": recipe.directions.shared, "secure": masking, "noise": noise}
         if late is not None:
             limit = training.rounds if late.max_staleness is None else late.max_staleness
-            settings = replace(settings, max_staleness=limit, staleness_power=late.staleness_power)
-        return self.strategy_of(settings)
+            others |= {"max_staleness": limit, "staleness_power": late.staleness_power}
+        others |= {"server": training.server, "server_lr": training.server_lr or 1.0, "trust": recipe.trust.summing}
+        return self.strategy_of(Settings(run, local, derivatives, start, tensors, recipe.pool, training.wire, **others))
 
     def strategy_of(self, settings: Settings) -> Strategy[Any]:
         """The strategy with these settings, masked or with noise where they say so."""
         strategy = self.strategy.make(settings, **self.options)
         if settings.secure is None:
             return strategy if settings.noise is None else noised(strategy, settings.noise)
-        try:
+        with needs_extra("[secure] needs", "secure"):
             from ..strategies.masked import masked
-        except ModuleNotFoundError as error:
-            raise FedKSeedError(f"[secure] needs the package {error.name}: pip install 'fedkseed[secure]'") from error
         return masked(strategy)
 
 

@@ -256,13 +256,11 @@ RULES: dict[Where, dict[str, Condition]] = {
             r.network.shards and r.evaluation.clients is not None
         ),
         "[network] shards is for uploads that are added up along K directions, where neither [secure] nor the "
-        "[privacy] of clients is set: choose fedkseed, -pro, -plus or -backprop, or one server": lambda r, a: (
-            r.network.shards and (not a.pooled or r.secure or _protecting(r, "client"))
-        ),
-        "[trust] rule = {r.trust.rule!r} with agreement = {got} compares single uploads, "
-        "and a root with [network] shards sees sums: set rule = 'mean' and agreement = false": lambda r, a: (
-            r.network.shards and _compares(r) and str(r.trust.agreement).lower()
-        ),
+        "[privacy] of clients is set: choose fedkseed, -pro, -plus or -backprop, "
+        "or one server": lambda r, a: r.network.shards and (not a.pooled or r.secure or _protecting(r, "client")),
+        "[trust] rule = {r.trust.rule!r} with agreement = {got} compares single uploads, and a root with [network] "
+        "shards sees sums: set rule = 'mean' "
+        "and agreement = false": lambda r, a: r.network.shards and _compares(r) and str(r.trust.agreement).lower(),
     },
     Where.PAGE: {NO_SHARDS.format("one with a page"): lambda r, a: r.network.shards},
     Where.FLOWER_SERVER: {NO_SHARDS.format("a server over Flower"): lambda r, a: r.network.shards},
