@@ -43,10 +43,8 @@ class ActivityFile(Progress):
     """A watcher that writes the file, hands rounds on to `trackers`, by name, and passes calls on to another."""
 
     def __init__(self, inner: Progress, trackers: Collection[str] = ()) -> None:
-        self.inner, self._trackers = (
-            inner,
-            Trackers(trackers, inner.note),
-        )  # whose errors may hold an address with a token
+        self.inner = inner
+        self._trackers = Trackers(trackers, inner.note)  # whose errors may hold an address with a token
         self.moment = Activity(since=time.time())
         self._path: Path | None = None  # while this process holds the run's lock
         self._written = 0.0

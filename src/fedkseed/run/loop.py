@@ -123,17 +123,10 @@ def work(store: Store, federation: Federation) -> Result:
     if best is not None:
         state = store.state(server.state, best)
         after = _evaluated(store, federation, state, write=True)
-    return Result(
-        **asdict(federation.evaluator.finish(state, store)),
-        before=before,
-        after=after,
-        reports=store.reports(),
-        peak_memory=peak_memory(),
-        best=best,
-        stopped=store.recall(STOPPED),
-        diverged=store.recall(DIVERGED) is not None,
-        gains=gains(before, after),
-    )
+    finished = asdict(federation.evaluator.finish(state, store))
+    finished |= {"before": before, "after": after, "gains": gains(before, after), "best": best}
+    finished |= {"stopped": store.recall(STOPPED), "diverged": store.recall(DIVERGED) is not None}
+    return Result(**finished, reports=store.reports(), peak_memory=peak_memory())
 
 
 def _opened(store: Store, federation: Federation, broadcasts: Broadcasts[Any]) -> Any:

@@ -145,16 +145,9 @@ class Setup:
         options = self.recipe.evaluation
         generated = options.generated if write and metrics.written else 0
         self.progress.begin(what, metrics.work(held_out, generated))
-        return evaluate(
-            self.model,
-            self.tokenizer,
-            held_out,
-            metrics=metrics,
-            generated=generated,
-            max_new_tokens=options.max_new_tokens,
-            batch_size=options.batch_size,
-            on_progress=self.progress.advance,
-        )
+        sizes = {"generated": generated, "max_new_tokens": options.max_new_tokens, "batch_size": options.batch_size}
+        parts = self.model, self.tokenizer, held_out
+        return evaluate(*parts, metrics=metrics, on_progress=self.progress.advance, **sizes)
 
     def save(self, state: Any, store: Store) -> Path | None:
         """Write the model of a state into a run's directory: coefficients, adapters or all weights."""
@@ -168,11 +161,6 @@ class Setup:
             self.model.save_pretrained(part)  # pyright: ignore[reportCallIssue] — a module to pyright
             self.tokenizer.save_pretrained(part)
         return store.model
-
-    def adapter(self, state: Any) -> Adapter:
-        """The model of a state as an adapter, if it is a function of K coefficients; the weights are set to it."""
-        self.load(state)
-        return self.held(state.round)
 
     def held(self, rounds: int) -> Adapter:
         """The model as it is after some rounds, if it is a function of K coefficients, as an adapter."""

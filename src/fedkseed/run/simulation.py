@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..data.federated import ClientShares, share_out
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, needs_extra
 from ..evaluation.metrics import metrics_of
 from ..local.client import Client
 from ..recipe.basis_digest import with_basis
@@ -90,17 +90,14 @@ class Simulation:
     @property
     def federation(self) -> Federation:
         """The parts of the run, for `work`."""
-        counts = [Counter(encoded.example.category for encoded in share) for share in self.shares.clients]
-        holdings = {
-            "examples": [len(share) for share in self.shares.clients],
-            "categories": [dict(sorted(count.items())) for count in counts],
-            "too_long": self.shares.too_long,
-            "held_out": len(self.shares.held_out),
-            "names": self.shares.names,
-        }
-        evaluator = WithModel(self.setup, self.shares.held_out, self.stopwatch, self.metrics, self.shares.sets)
+        shares = self.shares
+        counts = [Counter(encoded.example.category for encoded in share) for share in shares.clients]
+        categories = [dict(sorted(count.items())) for count in counts]
+        holdings: dict[str, Any] = {"examples": [*map(len, shares.clients)], "categories": categories}
+        holdings |= {"too_long": shares.too_long, "held_out": len(shares.held_out), "names": shares.names}
+        evaluator = WithModel(self.setup, shares.held_out, self.stopwatch, self.metrics, shares.sets)
         parts = self.recipe, self.strategy, self.identity, self.round, evaluator, self.progress, self.reach
-        return Federation(*parts, holdings, lambda: self.receipts, clients=len(self.shares.clients))
+        return Federation(*parts, holdings, lambda: self.receipts, clients=len(shares.clients))
 
     @property
     def identity(self) -> dict[str, str]:
@@ -245,10 +242,8 @@ def members_of(recipe: Recipe, count: int, secret: bytes = b"") -> "dict[int, Ma
     """
     if recipe.secure is None:
         return {}
-    try:
+    with needs_extra("[secure] needs", "secure"):
         from ..strategies.masked import MaskingClient, simulated_key
-    except ModuleNotFoundError as error:
-        raise FedKSeedError(f"[secure] needs the package {error.name}: pip install 'fedkseed[secure]'") from error
     seed = int.from_bytes(secret, "little") if secret else recipe.seed
     return {number: MaskingClient(number, simulated_key(seed, number)) for number in range(count)}
 

@@ -17,8 +17,6 @@ from .progress import Progress, Silent
 from .simulation import Simulation
 from .store import Store
 
-PARTS = ("seed", "model", "data", "clients", "evaluation", "peft")  # of a recipe: what its first evaluation is made of
-
 
 def start(
     recipe: Recipe | str | Path,
@@ -108,5 +106,6 @@ def base_scores(recipe: Recipe, identity: Mapping[str, str], runs: Iterable[Path
 
 
 def _start(recipe: Recipe) -> list[Any]:
+    """The settings of which a recipe's first evaluation is made."""
     adapters = recipe.training.algorithm if checked_algorithm(recipe).adapts else None
-    return [adapters, *(getattr(recipe, part) for part in PARTS)]
+    return [adapters, recipe.seed, recipe.model, recipe.data, recipe.clients, recipe.evaluation, recipe.peft]

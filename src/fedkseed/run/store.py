@@ -320,13 +320,10 @@ class Store:
         A line is a report with, where the model after its round was evaluated, the means as `evaluation`. The first
         line has those of the base model as `base`.
         """
-        means = {done: _plain(Evaluation.of(scores).means) for done, scores in self.evaluations().items()}
-        lines = [
-            report
-            | ({"base": means[0]} if report["round"] == 0 and 0 in means else {})
-            | ({"evaluation": means[report["round"] + 1]} if report["round"] + 1 in means else {})
-            for report in self.reports()
-        ]
+        lines = self.reports()
+        for done, scores in self.evaluations().items():
+            for line in lines[max(done - 1, 0) : max(done, 1)]:  # one, or none yet
+                line["evaluation" if done else "base"] = _plain(Evaluation.of(scores).means)
         write_atomically(self.metrics, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
     def remember(self, name: str, value: Any) -> None:

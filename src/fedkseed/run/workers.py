@@ -26,7 +26,7 @@ from ..errors import FedKSeedError
 
 PRELOADED = ["fedkseed.run.simulation"]  # what every process of ours imports, for five seconds
 Answer = Callable[[bytes, int], tuple[bytes, list[float]]]  # broadcast, client -> upload, seconds of its steps
-_answer: Answer | None = None  # of this worker process
+_answer: Answer  # of this worker process, whose pool begins each with `_begin`
 
 
 def processes() -> BaseContext:
@@ -113,6 +113,4 @@ def _end_with_parent() -> None:
 
 
 def _work(data: bytes, client: int) -> tuple[bytes, list[float]]:
-    if _answer is None:
-        raise RuntimeError("the process was not prepared")
     return _answer(data, client)
