@@ -40,7 +40,11 @@ def private(path: str | Path, flags: int, mode: int = 0o600) -> int:
 
 
 def read_whole(path: Path, most: int, what: str) -> bytes:
-    """The content, of at most `most` bytes, of a regular file; a device or a pipe, which may never end, is not read."""
+    """The content of a regular file; a device or a pipe, which may never end, is not read.
+
+    Raises:
+        FedKSeedError: it can't be read, is no regular file, or has more than `most` bytes; the text begins with `what`.
+    """
     with border(f"can't read {what}"), os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise FedKSeedError(f"can't read {what}: it is no regular file; give the path of one")
@@ -51,10 +55,13 @@ def read_whole(path: Path, most: int, what: str) -> bytes:
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write a file such that a crash, or an error as for want of space, leaves the old version or the new one, whole.
+    """Write a file such that a crash leaves either the old or the new version, whole.
 
     Args:
         mode: permissions of the file, less those that the umask takes away.
+
+    Raises:
+        FedKSeedError: the file can't be written (no space, no permission); the old one is still there.
     """
     temporary = part_of(path)
     with border(f"can't write {path}"):
@@ -75,10 +82,13 @@ def write_table(path: Path, table: Mapping[str, Any]) -> None:
 
 
 def read_table(path: Path, *, by_hand: bool = False) -> dict[str, Any]:
-    """The table that `write_table` has written, of which not one bit has changed.
+    """The table that `write_table` has written.
 
     Args:
         by_hand: whether a person may have written it, without a digest.
+
+    Raises:
+        FedKSeedError: the file can't be read, or one bit of it has changed.
     """
     data = read_whole(path, MAX_TABLE, str(path))
     try:
@@ -103,9 +113,10 @@ def part_of(path: Path) -> Path:
 
 
 def sweep(directory: Path, *names: str) -> None:
-    """Remove what killed processes have left unfinished of files and folders whose names match these patterns.
+    """Remove the unfinished versions of files and folders that killed processes have left.
 
-    No process may be writing one of them.
+    Args:
+        names: patterns of the finished ones' names; no process may be writing one of them.
     """
     for name in names:
         for part in directory.glob(f".{name}.{'[0-9a-f]' * 16}.part"):
@@ -128,7 +139,8 @@ def _sync(path: Path) -> None:
 def exclusive(path: Path, taken: str) -> Iterator[None]:
     """Hold an exclusive lock on a file; the system releases it when the process ends, however it ends.
 
-    Where another process holds it, `taken` is the error's text.
+    Raises:
+        FedKSeedError: another process holds the lock (`taken` is the error's text), or the file can't be made.
     """
     with border(f"can't lock {path}"):
         file = open(path, "a", opener=private)  # noqa: SIM115 - a context manager below, where `border` has ended
@@ -160,7 +172,11 @@ def locked(path: Path) -> bool:
 
 
 def require_absent(path: Path, what: str = "folder") -> None:
-    """Refuse to write over what is there."""
+    """Refuse to write over what is there.
+
+    Raises:
+        FedKSeedError: it is there.
+    """
     if path.exists():
         raise FedKSeedError(f"{path} exists already; choose another {what}")
 
@@ -169,11 +185,12 @@ def require_absent(path: Path, what: str = "folder") -> None:
 def folder(path: Path, mode: int = 0o700) -> Iterator[Path]:
     """A new folder to fill, which takes the place of the one at `path` once it is complete and on disk.
 
-    After an error no part of it is left behind, and an earlier one is still there.
-
     Args:
         mode: permissions of the folder and what is in it, less those that the umask takes away; files are never
             executable.
+
+    Raises:
+        FedKSeedError: the folder can't be written; no part of it is left behind, and an earlier one is still there.
     """
     part = part_of(path)
     try:

@@ -75,13 +75,21 @@ def require_packages(what: str, *names: str) -> None:
 
 
 def require_new(file: Path) -> None:
-    """Refuse to write over a file."""
+    """Refuse to write over a file.
+
+    Raises:
+        FedKSeedError: it exists.
+    """
     if file.exists():
         raise FedKSeedError(f"{file} exists already; choose another file")
 
 
 def end_run(result: "Result", as_json: bool) -> None:
-    """Print the result of a run; one that has diverged ends with its exit code."""
+    """Print the result of a run.
+
+    Raises:
+        typer.Exit: it has diverged.
+    """
     from ..report.results import show_result
 
     show_result(result, as_json)

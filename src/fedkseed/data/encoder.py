@@ -43,11 +43,19 @@ class Encoder:
         return self.recipe.evaluation.max_tokens or self.recipe.data.max_tokens
 
     def training(self, rows: Sequence[OwnedRow]) -> EncodedRows:
-        """Encode rows to train on; one that is too long is refused where [data] strict says so."""
+        """Encode rows to train on.
+
+        Raises:
+            FedKSeedError: one is too long, and [data] strict refuses that.
+        """
         return self._checked(rows, "data", self.recipe.data.max_tokens)
 
     def held_out(self, rows: Sequence[OwnedRow]) -> EncodedRows:
-        """Encode held-out rows, which may have a limit of their own, as `training` does."""
+        """Encode held-out rows, which may have a limit of their own.
+
+        Raises:
+            FedKSeedError: one is too long, and [data] strict refuses that.
+        """
         table = "data" if self.recipe.evaluation.max_tokens is None else "evaluation"
         return self._checked(rows, table, self.held_out_limit)
 

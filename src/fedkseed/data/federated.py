@@ -70,7 +70,14 @@ def digest(parts: Sequence[Sequence[Encoded]]) -> str:
 
 
 def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> ClientShares:
-    """Divide a recipe's data among clients; the same recipe always gives the same division."""
+    """Divide a recipe's data among clients; the same recipe always gives the same division.
+
+    Args:
+        note: is given a line on each file, and on what a user may not expect.
+
+    Raises:
+        FedKSeedError: the data can't be read, or is too little for what the recipe asks.
+    """
     source = read_source(recipe)
     categories, training = separate_categories(source.training, recipe)
     encoder = Encoder.of(recipe, tokenizer, source.files)
@@ -106,7 +113,11 @@ def own_share(
     gives the client of that file.
 
     Args:
+        note: is given a line on the file.
         kept_back: share of the rows that is not trained on, see `set_aside`.
+
+    Raises:
+        FedKSeedError: the file can't be read, or too little is left of it.
     """
     held_out = {recipe.data.held_out, *recipe.evaluation.categories}
     file, encoder = reader_of(recipe).file(recipe.data.source), Encoder.of(recipe, tokenizer)
@@ -128,6 +139,12 @@ def own_held_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None)
     """Examples that a server evaluates on, held-out rows of its own file or folder; and its further sets, by name.
 
     A server without data has none. The clients' own rows are measured where they are.
+
+    Args:
+        note: is given a line on each file.
+
+    Raises:
+        FedKSeedError: the data can't be read, or is too little for what the recipe asks.
     """
     if not is_here(recipe.data.source):
         return HeldOut([]), {}
@@ -143,7 +160,14 @@ def own_held_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None)
 
 
 def whole_set(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> HeldOut:
-    """The rows of a recipe's data as one held-out set: all, or as many as [evaluation] examples says."""
+    """The rows of a recipe's data as one held-out set: all, or as many as [evaluation] examples says.
+
+    Args:
+        note: is given a line on each file.
+
+    Raises:
+        FedKSeedError: the data can't be read, or has fewer rows within the token limit.
+    """
     files, limit = read_files(recipe.data.source, recipe), recipe.data.max_tokens
     rows = rows_of(files)
     encoded = Encoder.of(recipe, tokenizer).within(rows, limit)

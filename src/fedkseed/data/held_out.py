@@ -153,7 +153,11 @@ def _count_of(portion: float, total: int) -> int:
 
 
 def draw(candidates: Sequence[Drawn], asked: int | str, seed: int, where: str, *labels: int) -> list[Drawn]:
-    """As many examples as are asked for, in random order; of the default number all, where they are fewer."""
+    """As many examples as are asked for, in random order.
+
+    Raises:
+        FedKSeedError: fewer are there; of the default number, all go.
+    """
     count = len(candidates) if asked == "all" else int(asked)
     if count == DEFAULT_EXAMPLES and len(candidates) >= 2:
         count = min(count, len(candidates))

@@ -54,7 +54,11 @@ class RowLayout:
         return [column for column in self.needed_columns if column not in row]
 
     def example(self, row: Mapping[str, Any], where: str) -> Example:
-        """The example of a row, which must be as the layout has it; it has no response if there is nothing to learn."""
+        """The example of a row; it has no response where there is nothing to learn.
+
+        Raises:
+            FedKSeedError: a column is missing, or a value is not what the layout has there.
+        """
 
         def value(field: str) -> str:
             """The text of a field; none where the row has no such column, null or NaN."""

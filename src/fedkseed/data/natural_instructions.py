@@ -57,6 +57,9 @@ def subsample(
         protocol: `paper`: tasks that have at least `least` examples after the draw are clients.
             `official-code`: only inputs of fewer than `max_characters` count; tasks that have at least
             `least` of them before the draw are clients; of a test task at least 20 are drawn.
+
+    Raises:
+        FedKSeedError: see `read` and `split_lists`.
     """
     training, test = split_lists(source)
     official = protocol == "official-code"
@@ -78,7 +81,11 @@ def subsample(
 
 
 def split_lists(source: str) -> tuple[list[str], list[str]]:
-    """The names of the training and of the test tasks, from `splits/default`, in both of which no task may be."""
+    """The names of the training and of the test tasks, from `splits/default`.
+
+    Raises:
+        FedKSeedError: a list is missing, empty or not text, or a task is in both.
+    """
     lists = {file: decode(content, f"{source}, {file}").split() for file, content in _files(source, LISTS)}
     for file in LISTS:
         if not lists.get(file):
@@ -93,11 +100,14 @@ def split_lists(source: str) -> tuple[list[str], list[str]]:
 
 
 def read(source: str, names: Iterable[str]) -> Iterator[tuple[str, list[Example]]]:
-    """The tasks with the given names and their examples, in the order in which the source holds them.
+    """The tasks with the given names, in the order in which the source holds them.
 
     Args:
         source: the folder of Natural Instructions, with `tasks` and `splits` in it, or a `.tar`,
             `.tar.gz` or `.tar.xz` of it. An archive is read from beginning to end and never unpacked.
+
+    Raises:
+        FedKSeedError: the source is missing or damaged, or a task is missing or broken.
     """
     wanted = {f"tasks/{name}.json": name for name in names}
     for file, content in _files(source, wanted):

@@ -45,7 +45,11 @@ class Reader:
     strict: bool = False  # refuse rows without a response and repeated ones; else leave out the first, and count both
 
     def file(self, source: str, name: str | None = None) -> DataFile:
-        """The examples of a file, a folder that `save_to_disk` wrote, a sample, or a data set on the hub."""
+        """The examples of a file, a folder that `save_to_disk` wrote, a sample, or a data set on the hub.
+
+        Raises:
+            FedKSeedError: it is missing or damaged, or a row is broken (the text names its place).
+        """
         place_of_file, rows = open_rows(source)
         file = DataFile(name or (source if source in SAMPLES else Path(source).name), place_of_file)
         first_places: dict[Example, str] = {}
@@ -78,7 +82,12 @@ class Reader:
         return file
 
     def folder(self, folder: str) -> dict[str, list[DataFile]]:
-        """The data files of each client, by its name: a client is a file or a folder that is not hidden."""
+        """The data files of each client, by the client's name: a client is a file or a folder in the folder.
+
+        Raises:
+            FedKSeedError: there is none, one can't be read, or a file is of another format. Hidden files alone are left
+                out.
+        """
         path = Path(folder).expanduser()
         entries = _visible(path) if path.is_dir() and not is_saved(path) else []
         if not entries:
@@ -97,6 +106,9 @@ def require_columns(files: Sequence[DataFile]) -> None:
     """Refuse names of columns that no row of these files has: a name with a slip of the pen would be ignored.
 
     One that some file has is right: files of several layouts may share a recipe.
+
+    Raises:
+        FedKSeedError: there is one.
     """
     if lacking := set.intersection(*(set(file.lacking) for file in files)):
         alone = len(files) == 1

@@ -42,7 +42,11 @@ class SourceRows:
 
 
 def read_source(recipe: Recipe) -> SourceRows:
-    """Read a recipe's data as its split of clients has it."""
+    """Read a recipe's data as its split of clients has it.
+
+    Raises:
+        FedKSeedError: the data can't be read, or is not what the split needs.
+    """
     reader, source, split = reader_of(recipe), recipe.data.source, recipe.clients.split
     if split == "tasks":
         return _read_tasks(recipe)
@@ -101,7 +105,11 @@ def _is_folder(source: str) -> bool:
 
 
 def hold_out(rows: Sequence[OwnedRow], recipe: Recipe) -> tuple[list[OwnedRow], list[OwnedRow]]:
-    """Part the held-out rows, a whole category or a random share, from the others."""
+    """Part the held-out rows, a whole category or a random share, from the others.
+
+    Raises:
+        FedKSeedError: the data has no such category.
+    """
     asked, categories = recipe.data.held_out, sorted({row.example.category for row in rows})
     if asked == DEFAULT_CATEGORY and asked not in categories:
         asked = SHARE_WITHOUT_IT
@@ -121,10 +129,13 @@ def hold_out(rows: Sequence[OwnedRow], recipe: Recipe) -> tuple[list[OwnedRow], 
 def divide(
     examples: Sequence[Encoded], owner_of: Sequence[int], owners: Sequence[str], recipe: Recipe
 ) -> tuple[list[list[Encoded]], list[str]]:
-    """Each client's examples, and the clients' names where owners have names; a task with only long ones is no client.
+    """Each client's examples, and the clients' names where owners have names.
 
     Args:
         owner_of: the number of each example's owner.
+
+    Raises:
+        FedKSeedError: the examples are too few, or not those of as many clients as the recipe says.
     """
     settings, rng = recipe.clients, generator(recipe.seed, Purpose.PARTITION)
     if settings.count and settings.split in ("dirichlet", "even"):

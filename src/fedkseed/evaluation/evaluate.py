@@ -77,9 +77,10 @@ def likeliest(
 ) -> list[str]:
     """The option of each example with the highest probability after its prompt, the end of text with it.
 
-    Of equals the first. Prompts have one length, where the model does not take positions.
+    Of equals the first.
 
     Args:
+        examples: with prompts of one length, where the model does not take positions.
         batch_size: prompts, or options of one prompt, that go through the model at a time.
     """
     end = tokenizer.eos_token_id

@@ -40,6 +40,9 @@ def metrics_of(settings: EvaluationTable, options: Mapping[str, Sequence[str]]) 
 
     Args:
         options: for `choice`: category -> possible responses, from `data.held_out`.
+
+    Raises:
+        FedKSeedError: no function has a name.
     """
     written = {name: score_of(name, "[evaluation] metrics") for name in settings.written}
     if "rouge" in written:
@@ -99,6 +102,9 @@ def score_of(name: str, setting: str) -> Score:
 
     Args:
         setting: the recipe's key, as `[training] objective`, for error messages.
+
+    Raises:
+        FedKSeedError: no function has this name.
     """
     score, source = SCORES.get(name) or own_code.load(name, setting, "function", isroutine), f"{setting} = {name!r}"
 

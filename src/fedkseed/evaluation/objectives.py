@@ -24,6 +24,9 @@ def objective_of(name: str, max_new_tokens: int) -> Objective:
         name: `loss`, `accuracy`, `exact match`, `rouge`, or a function that is a `Score`:
             `FILE.py:FUNCTION` or `PACKAGE.MODULE:FUNCTION`. It is loaded, which runs its file.
         max_new_tokens: the largest number of tokens in a generated answer.
+
+    Raises:
+        FedKSeedError: no function has this name.
     """
     if name == "loss":
         return lambda model, tokenizer, batch: batch_loss(model, batch)

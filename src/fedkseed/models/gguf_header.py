@@ -68,7 +68,11 @@ class GgufHeader:
 
 
 def require_sane(path: Path) -> None:
-    """Refuse a file that is no GGUF, or whose header announces more than the file can hold."""
+    """Refuse a GGUF file whose header announces more than the file can hold.
+
+    Raises:
+        FedKSeedError: it does, or the file is no GGUF.
+    """
     with border(f"can't read {path}"), path.open("rb") as file:
         if file.read(4) != MAGIC or not (word := file.read(4)).strip(b"\0"):
             raise FedKSeedError(f"{path} is no GGUF file: it does not begin with {MAGIC!r} and a version")

@@ -30,7 +30,11 @@ BYTE_TOKENS = {f"<0x{byte:02X}>" for byte in range(256)}
 def add_tokenizer(writer: GGUFWriter, tokenizer: Any, config: Any) -> None:
     """Write a tokenizer's fields: tokens, merges or scores, special tokens, chat template.
 
-    The vocabulary of the model's configuration may be larger. A tokenizer that llama.cpp has not is refused.
+    Args:
+        config: the model's; its vocabulary may be larger than the tokenizer's.
+
+    Raises:
+        FedKSeedError: llama.cpp has no such tokenizer.
     """
     described = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {"model": {}}
     model, added = described["model"], {token["id"]: token for token in described.get("added_tokens", ())}

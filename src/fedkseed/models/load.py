@@ -43,6 +43,9 @@ def find(model: str) -> ModelSource:
     Args:
         model: a Hugging Face folder, a `.gguf` file, `package:NAME/FILE.gguf` for a file that an
             installed Python package carries, or `owner/name` on the Hugging Face hub.
+
+    Raises:
+        FedKSeedError: no model is there.
     """
     if model.startswith("package:"):
         package, _, file = model.removeprefix("package:").partition("/")
@@ -150,7 +153,11 @@ def require_causal(model: nn.Module, name: str) -> None:
 
 
 def load_tokenizer(model: str) -> Any:
-    """Load the model's tokenizer, which must have an end-of-text token; it replaces a missing padding token."""
+    """Load the model's tokenizer; the end-of-text token replaces a missing padding token.
+
+    Raises:
+        FedKSeedError: the tokenizer can't be found or read, or has no end-of-text token.
+    """
     source = find(model)
     folder = Path(source.name)
     files = [file for kind in TOKENIZERS for file in folder.glob(kind)]

@@ -96,7 +96,11 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
 
 
 def checkpointable(model: nn.Module) -> list[Any]:
-    """The layers that a backward pass can run again; a model without is refused."""
+    """The layers that a backward pass can run again.
+
+    Raises:
+        FedKSeedError: the model has no such layer.
+    """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise FedKSeedError("this model's layers can't be run again; set [derivatives] checkpointing = false")
@@ -108,6 +112,9 @@ def output_loss(model: Any, batch: Batch) -> Tensor:
 
     The derivatives of a loss by the output layer's weights, Σ_t (softmax_t − one-hot_t) h_tᵀ, need the last hidden
     states h and the logits, both of which a forward pass has: nothing goes back through the network.
+
+    Raises:
+        FedKSeedError: the model does not say which layer makes its logits.
     """
     hook = output_layer(model).register_forward_pre_hook(lambda *_: torch.set_grad_enabled(True) and None)
     with torch.no_grad(), hook:
@@ -115,13 +122,21 @@ def output_loss(model: Any, batch: Batch) -> Tensor:
 
 
 def output_weights(model: Any) -> list[str]:
-    """The names of the output layer's weights, and of the input embedding's, where the two are tied."""
+    """The names of the output layer's weights, and of the input embedding's, where the two are tied.
+
+    Raises:
+        FedKSeedError: the model does not say which layer makes its logits.
+    """
     weights = {id(parameter) for parameter in output_layer(model).parameters()}
     return [name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in weights]
 
 
 def output_layer(model: Any) -> nn.Module:
-    """The layer that makes the logits; a model that does not say which it is is refused."""
+    """The layer that makes the logits.
+
+    Raises:
+        FedKSeedError: the model does not say which it is.
+    """
     layer = model.get_output_embeddings()
     if layer is None:
         raise FedKSeedError("the model does not say which layer makes its logits; use derivatives of all layers")

@@ -20,6 +20,9 @@ def attach(model: nn.Module, kind: str, adapters: PeftTable, seed: int) -> nn.Mo
     Args:
         kind: `lora` (Hu et al., 2022), `p-tuning` (Liu et al., 2023; reparameterised by an MLP) or
             `prompt` (Lester et al., 2021).
+
+    Raises:
+        FedKSeedError: peft is not installed, or does not know the architecture.
     """
     peft = _peft()
     tokens: dict[str, Any] = {"task_type": "CAUSAL_LM", "num_virtual_tokens": adapters.virtual_tokens}
@@ -41,7 +44,11 @@ def attach(model: nn.Module, kind: str, adapters: PeftTable, seed: int) -> nn.Mo
 
 
 def load_adapters(model: nn.Module, folder: str) -> nn.Module:
-    """Put the adapters of a folder on a model, beside its weights."""
+    """Put the adapters of a folder on a model, beside its weights.
+
+    Raises:
+        FedKSeedError: peft is not installed.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft's, of transformers
         return _peft().PeftModel.from_pretrained(model, folder).requires_grad_(False).eval()
@@ -56,7 +63,11 @@ def _peft() -> Any:
 def lora_size(shapes: Mapping[str, Sequence[int]], rank: int = 8) -> int | None:
     """The number of weights of a LoRA in the matrices of queries and values, where peft puts it in most architectures.
 
-    None if no tensor among the `shapes` by name is such a matrix.
+    Args:
+        shapes: the shapes of a model's tensors, by name.
+
+    Returns:
+        None if no tensor has the name of such a matrix.
     """
     adapted = [shape for name, shape in shapes.items() if name.endswith((".q_proj.weight", ".v_proj.weight"))]
     return rank * sum(map(sum, adapted)) or None

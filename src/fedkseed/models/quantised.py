@@ -76,7 +76,12 @@ def widened(blocks: Tensor, kind: str) -> Tensor:
 
 
 def quantise(model: nn.Module, kind: str, device: str = "cpu") -> nn.Module:
-    """Quantise a model's matrices to one of BLOCK_TYPES, in place; others than of whole blocks stay as they are."""
+    """Quantise the matrices of a model, in place; tensors that are no matrix of whole blocks stay as they are.
+
+    Args:
+        kind: one of BLOCK_TYPES.
+        device: where the model goes.
+    """
     type_, workspace, quantised = gguf.GGMLQuantizationType[kind], Workspace(), dict[int, Lazy]()
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -102,6 +107,9 @@ def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
     """Load the model of a GGUF file, its quantised matrices as they are in the file, memory-mapped.
 
     Values are those that `transformers` gives the dequantised model, bit for bit.
+
+    Raises:
+        FedKSeedError: the file lacks a weight of the model.
     """
     config: Any = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
     model, reader = empty_model(config, dtype=dtype), gguf.GGUFReader(path)
@@ -124,7 +132,11 @@ def empty_model(config: Any, **options: Any) -> Any:
 
 
 def processor_of(architecture: str, config: Any) -> Any:
-    """The changes that transformers makes to the tensors of a GGUF file; the architecture has llama.cpp's name."""
+    """The changes that transformers makes to the tensors of a GGUF file.
+
+    Args:
+        architecture: llama.cpp's name of it.
+    """
     return TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
 
 

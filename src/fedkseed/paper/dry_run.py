@@ -27,9 +27,11 @@ PAIR, SCALAR = 8, 4  # bytes: a seed and a coefficient; a coefficient
 def estimate(
     experiment: Experiment, given: Mapping[str, str], only: str = "", seconds: float | None = None
 ) -> ResultTable:
-    """A table of an experiment's estimated costs, a row for each combination of values whose label contains `only`.
+    """A table of an experiment's estimated costs, one row for every combination of its axes' values.
 
     Args:
+        given: paths for the recipes' `$places`; the config of a model that is not one of the paper's is read.
+        only: text that the label of a row must contain.
         seconds: time of a local step of two forward passes; None: estimated from the measured speed of this machine.
     """
     if "method" not in experiment.axes:

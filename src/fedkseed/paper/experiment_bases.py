@@ -39,7 +39,14 @@ def with_basis_place(
 
 
 def make_bases(experiment: Experiment, given: Mapping[str, str], public: str | None) -> None:
-    """Make the bases that are not there, for the first run along each, in float32, of their own data or of `public`."""
+    """Make the bases whose files are not there, each for the recipe of the first run along it, in float32.
+
+    Args:
+        public: public instruction data, for bases without data of their own; see `planning.make_basis.basis_of`.
+
+    Raises:
+        FedKSeedError: the data or the model can't be read, or the file can't be written.
+    """
     runs = experiment.plan([experiment.first_seed])
     for place, options in experiment.bases.items():
         along = [run.table for run in runs if run.table.get("directions", {}).get("basis") == place]

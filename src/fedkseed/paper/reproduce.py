@@ -173,7 +173,14 @@ def make_jobs(
 
 
 def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, may_fail: bool = False) -> list[RunOutcome] | None:
-    """Finish the runs of a part; returns the results of all that did not fail, or None while other parts have some."""
+    """Finish the runs of a part, one by one.
+
+    Args:
+        may_fail: whether a run that began may fail: one whose rate is too high diverges.
+
+    Returns:
+        The results of all runs that did not fail; None if other parts have not finished theirs.
+    """
     failed = set[Path]()
     todo = [job for job in jobs[part[0] - 1 :: part[1]] if job.outcome() is None]
     with Bars(sum(job.recipe.training.rounds for job in todo) or 1) as bars:

@@ -32,7 +32,11 @@ HELD_OUT = "held-out/"  # the columns of evaluations' metrics begin with it
 
 
 def note_memory(jobs: Iterable[tuple[Store, Mapping[str, Any], Recipe]]) -> None:
-    """Write into each run's store which memory a client needs, measured once for runs of the same axes."""
+    """Write into each run's store which memory a client needs, measured once for runs that differ by the seed alone.
+
+    Args:
+        jobs: of each run its store, its axes and its recipe.
+    """
     measured: dict[str, int] = {}  # axes -> bytes
     for store, axes, recipe in jobs:
         key = json.dumps(axes, sort_keys=True)
@@ -64,7 +68,11 @@ Recorded: TypeAlias = tuple[RunOutcome, Mapping[str, Any]]
 
 
 def write_records(folder: Path, outcomes: Iterable[Recorded], trials: Iterable[Recorded] = ()) -> None:
-    """Write the records of finished runs, and the losses of the trials of a search whose best value these use."""
+    """Write the records of finished runs.
+
+    Args:
+        trials: runs of a search whose best value the others use; their losses alone are kept.
+    """
     runs, rounds = [], list[dict[str, Any]]()
     for outcome, recipe in outcomes:
         run = {"run": outcome.directory.name, **{name: getattr(outcome, name) for name in RUN_FIELDS}, "recipe": recipe}

@@ -141,7 +141,13 @@ def _words(column: str) -> set[str]:
 
 
 def draft(data: DataSummary, model: str, task: str, algorithm: str, clients: int | None = None) -> str:
-    """The text of a recipe, with comments; see `first_recipe`."""
+    """The text of a recipe, with comments.
+
+    Args:
+        task: one of TASKS.
+        algorithm: a name of ALGORITHMS.
+        clients: number of them; None: by the number of rows.
+    """
     named = data.owners[1] if data.owners and "client" in data.columns and clients is None else 0
     count = data.files or clients or named or max(2, min(MAX_CLIENTS, data.rows // ROWS_A_CLIENT))
     usual, long, longest = data.tokens

@@ -39,10 +39,13 @@ Condition: TypeAlias = Callable[[Recipe, Algorithm], object]
 
 
 def checked_algorithm(recipe: Recipe, *places: Where) -> Algorithm:
-    """The algorithm of a legal recipe that is to be run; a file of the user's that has it is run.
+    """The algorithm of a recipe that is to be run; a file of the user's that has it is run.
 
     Args:
         places: further places whose rules hold.
+
+    Raises:
+        FedKSeedError: no algorithm has the name, or the recipe breaks a rule.
     """
     algorithm = algorithm_of(recipe.training.algorithm)
     require_legal(recipe, Where.ALWAYS, Where.ALGORITHM, Where.RUN, *places, algorithm=algorithm)
@@ -50,10 +53,13 @@ def checked_algorithm(recipe: Recipe, *places: Where) -> Algorithm:
 
 
 def require_legal(recipe: Recipe, *places: Where, algorithm: Algorithm | None = None) -> None:
-    """Refuse a recipe that breaks a rule of some places, with the message of the first.
+    """Refuse a recipe that breaks a rule of some places.
 
     Args:
         algorithm: the recipe's; None: the built-in one of its name. Code of the user's is neither run nor looked at.
+
+    Raises:
+        FedKSeedError: the message of the first rule that is broken.
     """
     for _, message in broken_rules(recipe, *places, algorithm=algorithm):
         raise FedKSeedError(message)

@@ -22,7 +22,11 @@ RISE = 0.5  # nats over the first round; cohorts differ, too, and so this is a s
 def best_round(settings: schema.EvaluationTable, evaluations: Mapping[int, Mapping[str, Any]]) -> int | None:
     """The number of rounds after which the model was best, the first of equals; 0 is the base model.
 
-    None where the recipe chooses none, or nothing was evaluated: the last round's model counts then.
+    Args:
+        evaluations: of the run, as the store keeps them.
+
+    Returns:
+        None where the recipe chooses none, or nothing was evaluated: the last round's model counts then.
     """
     metric = settings.best
     if metric is None or not evaluations:

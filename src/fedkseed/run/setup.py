@@ -162,6 +162,11 @@ class Setup:
             self.tokenizer.save_pretrained(part)
         return store.model
 
+    def adapter(self, state: Any) -> Adapter:
+        """The model of a state as an adapter, if it is a function of K coefficients; the weights are set to it."""
+        self.load(state)
+        return self.held(state.round)
+
     def held(self, rounds: int) -> Adapter:
         """The model as it is after some rounds, if it is a function of K coefficients, as an adapter."""
         weights, origin = self.weights, provenance(self.recipe, rounds)

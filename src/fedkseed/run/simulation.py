@@ -238,7 +238,11 @@ class Simulation:
 def members_of(recipe: Recipe, count: int, secret: bytes = b"") -> "dict[int, MaskingClient]":
     """The simulated clients' sides of secure aggregation; none where uploads are clear.
 
-    Keys follow from the secret of the run's noise, or without noise from the recipe's seed, which hides nothing.
+    Args:
+        secret: of the run's noise; empty: keys follow from the recipe's seed, since there is nobody to hide them from.
+
+    Raises:
+        FedKSeedError: a package is missing.
     """
     if recipe.secure is None:
         return {}

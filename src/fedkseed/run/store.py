@@ -231,7 +231,10 @@ class Store:
                 file.write(f"{text}\n".encode())
 
     def state(self, kind: type[State], done: int | None = None) -> State | None:
-        """The state after `done` rounds, of the class `Strategy.state`, or the latest; None before the first commit.
+        """The state after `done` rounds, or the latest; None before the first commit.
+
+        Args:
+            kind: the class of the run's states, `Strategy.state`.
 
         Raises:
             FedKSeedError: the store has no such round, or its state is damaged.

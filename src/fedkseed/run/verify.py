@@ -96,10 +96,16 @@ def _clients(store: Store, recipe: Recipe) -> int:
 
 
 def require_head(store: Store, head: str) -> int:
-    """The number of rounds done at a head of the chain, hexadecimal, that somebody has seen.
+    """Refuse a run whose chain does not have a head that somebody has seen.
+
+    Args:
+        head: hexadecimal, as `verify` and the server print it.
+
+    Returns:
+        The number of rounds done at that head.
 
     Raises:
-        FedKSeedError: the run has no such head: rounds were changed, left out or computed anew since.
+        FedKSeedError: it has not: rounds were changed, left out or computed anew since.
     """
     heads = {store.head(done).hex(): done for done in range(store.rounds + 1)}
     if (done := heads.get(head.lower())) is None:

@@ -24,7 +24,11 @@ from ..errors import needs_extra
 
 
 def epsilon_of(noise: float, times: float, delta: float) -> float:
-    """ε of a unit that takes part in a number of sums, each with `noise` times the most that a unit changes it."""
+    """ε of a unit that takes part in a number of sums.
+
+    Args:
+        noise: standard deviation of the noise over the most that the unit changes a sum.
+    """
     return 0.0 if times == 0 else float(_library().get_epsilon_gaussian(noise / math.sqrt(times), delta))
 
 

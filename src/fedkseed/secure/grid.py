@@ -54,7 +54,11 @@ class Grid:
         return self.norm / self.step + math.sqrt(self.padded)
 
     def width(self, clients: int, variance: float = 0.0) -> int:
-        """Bits of a masked number, which holds the sum of these clients' numbers, and of noise of this variance."""
+        """Bits of a masked number, which holds the sum of any of these clients' numbers.
+
+        Args:
+            variance: of the noise that all of them together add to each number.
+        """
         return math.ceil(2 * (clients * self.most + NOISE_REACH * math.sqrt(variance))).bit_length()
 
     def signs(self, round_: int) -> NDArray[np.int64]:
@@ -81,7 +85,11 @@ class Grid:
     def require_plausible(self, total: NDArray[np.int64], clients: int, variance: float = 0.0) -> None:
         """Refuse a sum that no uploads on this grid have: a wrong share leaves a mask on it.
 
-        It is longer than the sum of as many changes of the largest norm, each rounded, with noise of this variance.
+        Args:
+            variance: of the noise in each number of the sum.
+
+        Raises:
+            FedKSeedError: it is longer than the sum of as many changes of the largest norm, each rounded.
         """
         length = math.sqrt(math.fsum(np.square(total.astype(np.float64)).tolist()))
         noise = math.sqrt(variance * (self.padded + 10 * math.sqrt(self.padded)))  # χ² with 7 standard deviations more

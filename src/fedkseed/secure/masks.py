@@ -95,10 +95,17 @@ class MaskRoster:
         return self.holders(place)[self.threshold - 1 :]
 
     def require_readable(self, there: Collection[int], secrets: Iterable[int]) -> None:
-        """Refuse survivors, by their places, of which no honest server can make a sum; `secrets` need enough holders.
+        """Refuse a set of survivors of which no honest server can make a sum.
 
         Clients that give shares refuse it, too. Else a server could say to each of 20 neighbours of a client that the
         19 others are gone, of 100 clients a few, and get the seeds of all masks of that client.
+
+        Args:
+            there: places of the clients whose uploads have come.
+            secrets: places of those of them whose holders are counted.
+
+        Raises:
+            FedKSeedError: too few clients are there, or too few holders of a secret.
         """
         if len(there) < self.enough:
             raise FedKSeedError(
@@ -169,6 +176,9 @@ def share(points: Mapping[int, bytes], x: int) -> bytes:
 
     Args:
         points: x -> values, as many points as coefficients.
+
+    Raises:
+        FedKSeedError: values have different lengths.
     """
     try:
         return bytes(shamir.combine([bytearray(values) + bytes([at ^ x]) for at, values in points.items()]))

@@ -43,7 +43,11 @@ class Bits:
         return numbers
 
     def happens(self, x: NDArray[np.float64], exact: Callable[[int], Fraction]) -> NDArray[np.bool_]:
-        """Events of probability exp(−x); `exact` returns the number x that stands at a place."""
+        """Events of probability exp(−x).
+
+        Args:
+            exact: the number x that stands at a place.
+        """
         drawn, p = self.words(x.size) >> np.uint64(11), np.exp(-x)
         u = drawn * 2.0**-53
         events = u < p

@@ -15,7 +15,11 @@ from .member import sent_to
 def requests(run: Run, roster: MaskRoster, uploads: Sequence[Masked], width: int, size: int) -> dict[int, Survivors]:
     """The message to each client whose masked upload has come: who is there, and the bundles made for it.
 
-    A masked number has `width` bits, an upload `size` of them.
+    Args:
+        width, size: bits of a masked number, and how many an upload has.
+
+    Raises:
+        FedKSeedError: too few uploads have come, or one has another form than the round's.
     """
     there = np.zeros(roster.members.size, np.bool_)
     bundles: dict[tuple[int, int], NDArray[np.uint8]] = {}
@@ -71,6 +75,9 @@ def unmasked(roster: MaskRoster, uploads: list[Masked], shares: Mapping[int, Sha
 
     Args:
         shares: by client; more than two thirds of the holders of each secret are enough.
+
+    Raises:
+        FedKSeedError: shares are missing, or have another length than was asked for.
     """
     there = np.isin(roster.members, [upload.client for upload in uploads])
     points = defaultdict[int, dict[int, bytes]](dict)

@@ -66,7 +66,11 @@ class Masks:
         return dict.fromkeys(members, message)
 
     def roster(self, message: Secured | Survivors, name: bytes) -> MaskRoster:
-        """The clients of a round, as either of its messages to them says; the run's name is as this party knows it."""
+        """The clients of a round, as either of its messages to them says.
+
+        Args:
+            name: of the run, as this party knows it.
+        """
         broadcast = message.broadcast if isinstance(message, Survivors) else hashlib.sha256(message.broadcast).digest()
         return MaskRoster(name, message.round, message.members, message.keys, broadcast, self.secure.neighbours)
 

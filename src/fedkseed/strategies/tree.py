@@ -131,7 +131,11 @@ class ShardAggregator:
             accumulator.losses.append(upload.loss)
 
     def finish(self, accumulator: ShardSum, shard: int) -> Subtotal:
-        """The sum for the server above, whose client the shard is; of none, if none of its own clients was drawn."""
+        """The sum for the server above; of none, if none of the shard's clients was drawn.
+
+        Args:
+            shard: the shard's number as a client of that server.
+        """
         uploads, settings = accumulator.sum, self.server.settings
         waiting = uploads.in_order(HEAVIEST // len(uploads.arrivals.clients))
         total = uploads.total + Sum.of(waiting, settings.run.pool.size)

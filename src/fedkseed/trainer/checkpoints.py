@@ -23,7 +23,11 @@ FORMAT = 1
 
 
 def write(path: Path, state: State, history: TrainerState, facts: Mapping[str, Any]) -> None:
-    """Write a checkpoint, whose facts `read` returns; `identity` is of those that a training must share to go on."""
+    """Write a checkpoint.
+
+    Args:
+        facts: as `read` returns them; `identity` is of those that a training must share to go on.
+    """
     with folder(path) as part:
         write_atomically(part / STATE, pack(state))
         history.save_to_json(str(part / HISTORY))

@@ -148,7 +148,14 @@ def write_gguf(path: Path, model: nn.Module, tokenizer: Any, kind: str, source: 
 
 
 def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
-    """Write a LoRA as a GGUF file, for llama.cpp to load beside that of the base model of a configuration."""
+    """Write a LoRA as a GGUF file, for llama.cpp to load beside the base model's.
+
+    Args:
+        config: the base model's.
+
+    Raises:
+        FedKSeedError: the LoRA has vectors, or a matrix that is used twice: such a file can't hold them.
+    """
     if lora.saved or lora.biases:
         vectors = lora.saved or [name for name in lora.tensors if name.endswith(".bias")]
         raise FedKSeedError(

@@ -48,6 +48,9 @@ def scores(
         shots: solved examples before each question; None: as the task says.
         examples: number of each task's, the first ones; None: all.
         as_tuned: put requests in the words on which the model was tuned, in place of the task's own alone.
+
+    Raises:
+        FedKSeedError: a package, a task or its data is missing, or a model can't be loaded.
     """
     with needs_extra("tasks need", "harness"):
         import lm_eval.models.huggingface  # noqa: F401

@@ -95,6 +95,9 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
         path: directory of a run, adapter file, folder of `fedkseed export`, any folder of a model or of a LoRA, or a
             GGUF file.
         model: the base model, if it has moved.
+
+    Raises:
+        FedKSeedError: there is no tuned model.
     """
     if path.is_dir() and (path / "recipe.toml").is_file():
         return _of_run(Store(path), model)

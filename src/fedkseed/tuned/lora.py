@@ -96,7 +96,18 @@ def require_low_rank(pool: Pool) -> None:
 
 
 def as_lora(tuned: nn.Module, patterns: tuple[str, ...], pool: Pool, c: Floats, basis: Basis | None = None) -> Lora:
-    """The LoRA of a model with weights w(c), as `Adapter.apply` left it, tuned where names fit shell patterns."""
+    """The LoRA of a tuned model.
+
+    Args:
+        tuned: the model with weights w(c), as left by `Adapter.apply`.
+        patterns: shell patterns of the tuned tensors' names.
+        pool: the directions, of a factored family.
+        c: the coefficients, (K,).
+        basis: the factors, for the families that need them.
+
+    Raises:
+        FedKSeedError: the family has a full rank, nothing moved, or a tensor moved that LoRA can't hold.
+    """
     require_low_rank(pool)
     layout = Layout(tuned, patterns)
     pool = pool.fitted(layout.shapes, basis)

@@ -36,6 +36,9 @@ def measure(
         examples: number of rows to draw, or `all`.
         generated: number of answers to write, for metrics that score them.
         max_tokens: longer examples are left out.
+
+    Raises:
+        FedKSeedError: the data or a model can't be read, or no metric has a name.
     """
     recipe = tuned.store.load_recipe() if tuned.store is not None else schema.Recipe(model=schema.ModelTable(name=""))
     table = recipe.evaluation.model_dump(include={"rouge", "max_new_tokens", "batch_size"})

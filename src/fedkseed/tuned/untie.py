@@ -19,10 +19,14 @@ def untie(model: str, output: Path, dtype: str = "float32") -> int:
 
     Args:
         model: see `fedkseed.models.load.find`.
+        output: new folder.
         dtype: the type of the weights that are written.
 
     Returns:
         The number of weights that it has more.
+
+    Raises:
+        FedKSeedError: the model can't be loaded, has no output matrix or one of its own, or the folder exists.
     """
     require_absent(output)
     tokenizer = load_tokenizer(model)

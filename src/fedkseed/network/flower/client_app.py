@@ -56,7 +56,10 @@ def answer(task: bytes, context: Context) -> bytes:
 def prepare(config: Mapping[str, Any]) -> Path:
     """Write a SuperNode's --node-config down as the settings of its worker, and return the worker's directory.
 
-    A worker that runs with other settings is ended. Values that are missing or unknown, or name no file, are refused.
+    A worker that runs with other settings is ended.
+
+    Raises:
+        FedKSeedError: a value is missing or unknown, or names a file that is not there.
     """
     if unknown := config.keys() - KEYS:
         raise FedKSeedError(f"--node-config has no {sorted(unknown)}; it knows {sorted(KEYS)}")

@@ -30,7 +30,11 @@ ERRORS = {
 
 
 def require_flower() -> None:
-    """Refuse to go on without Flower, or with a version that was not tested, and say what to install."""
+    """Refuse to go on without Flower, or with a version that was not tested.
+
+    Raises:
+        FedKSeedError: a tested version is not installed; the message says what to install.
+    """
     install = "install it with: pip install 'fedkseed[flower]'"
     try:
         installed = version("flwr")

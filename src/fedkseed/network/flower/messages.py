@@ -14,7 +14,11 @@ def packed(data: bytes) -> RecordDict:
 
 
 def unpacked(message: Message) -> bytes:
-    """The bytes in a message that holds a record of `packed`; one of something else is refused."""
+    """The bytes in a message that holds a record of `packed`.
+
+    Raises:
+        FedKSeedError: the message holds something else.
+    """
     data = _value(message, BYTES)
     if not isinstance(data, bytes):
         raise FedKSeedError(f"expected a message with bytes under {RECORD!r}, {BYTES!r}; is it of another Flower app?")
@@ -27,7 +31,11 @@ def numbered(client: Any) -> RecordDict:
 
 
 def client_number(message: Message) -> int:
-    """The number in a message that holds a record of `numbered`; one without is refused."""
+    """The number in a message that holds a record of `numbered`.
+
+    Raises:
+        FedKSeedError: there is none.
+    """
     number = _value(message, NUMBER)
     if not isinstance(number, int) or number < 0:
         raise FedKSeedError("start it with --node-config 'partition-id=K …', K = 0 for the first client")

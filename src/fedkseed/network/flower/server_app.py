@@ -27,7 +27,10 @@ def main(grid: Grid, context: Context) -> None:
     """Carry out the remaining rounds of the run that Flower's run configuration names.
 
     Its values: `recipe`, a file; `run`, the directory of the run; `certs`, the directory of `fedkseed certs`, or "" for
-    tasks and answers without signatures. All lie on the machine of the SuperLink. All finished rounds are kept.
+    tasks and answers without signatures. All lie on the machine of the SuperLink.
+
+    Raises:
+        FedKSeedError: the recipe can't be followed, or the run can't go on; all finished rounds are kept.
     """
     recipe, run, keys = (str(context.run_config.get(name, "")) for name in ("recipe", "run", "certs"))
     if not recipe or not run:
@@ -37,7 +40,14 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run_rounds(recipe: Path, directory: Path, keys: Path | None, grid: Grid, progress: Progress) -> Result:
-    """Begin a run, or go on with it, see `main`; without `keys` tasks and answers are not signed."""
+    """Begin a run, or go on with it from its last finished round.
+
+    Args:
+        keys: directory of `fedkseed certs`; None: tasks and answers are not signed.
+
+    Raises:
+        FedKSeedError: see `main`.
+    """
     wanted, folder = serving.begin(recipe, (), directory, Where.FLOWER_SERVER), directory / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     with exclusive(folder / "server.lock", f"another ServerApp works on {directory}; stop it first"):

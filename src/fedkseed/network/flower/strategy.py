@@ -123,7 +123,14 @@ def to_arrays(state: Any) -> ArrayRecord:
 
 
 def from_arrays(arrays: ArrayRecord, kind: type[Any]) -> Any:
-    """The state in Flower's arrays, of the class `kind` (`ServerPart.state`); arrays of something else are refused."""
+    """The state in Flower's arrays.
+
+    Args:
+        kind: the class of the states, `ServerPart.state`.
+
+    Raises:
+        FedKSeedError: the arrays are not those of a state.
+    """
     names = {f.name for f in fields(kind)}
     if set(arrays) != names:
         raise FedKSeedError(f"a state has arrays {sorted(names)}, got {sorted(arrays)}; begin with initial_arrays()")

@@ -57,9 +57,10 @@ REFUSALS = dict.fromkeys((RequestError, HTTPException, ClientDisconnect), refusa
 
 
 def application(connections: Connections, largest: int, strangers: Quota, page: Page | None) -> Starlette:
-    """The application of a server, which reads replies of up to `largest` bytes.
+    """The application of a server.
 
     Args:
+        largest: bytes of the largest reply; more are not read.
         strangers: limits requests without a session, by address.
         page: for clients in browsers.
     """
@@ -121,7 +122,11 @@ def _bytes(text: str, what: str, lengths: tuple[int, ...]) -> bytes:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body of a request; memory grows only as it comes. A `RequestError` if it is larger than `most`, or stalls."""
+    """The body of a request; memory grows only as it comes.
+
+    Raises:
+        RequestError: it is larger than `most` bytes, or stands still.
+    """
     data, parts, expected = bytearray(), request.stream(), int(request.headers.get("content-length", 0))
     while max(expected, len(data)) <= most:
         try:
@@ -162,6 +167,9 @@ def serving(app: Starlette, host: str, port: int, tls: ssl.SSLContext | None, **
     Args:
         tls: None: requests come from a proxy on this machine, which has the certificate.
         options: further settings of uvicorn.
+
+    Raises:
+        FedKSeedError: the port is taken.
     """
     sslproto.SSLProtocol.max_size = TLS_BUFFER
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # each client has one connection
@@ -200,7 +208,8 @@ def serving(app: Starlette, host: str, port: int, tls: ssl.SSLContext | None, **
 
 
 def http_client(tls: ssl.SSLContext, timeout: float, connections: int | None = None, url: str = "") -> httpx.Client:
-    """A client that keeps its connections open, and sends none of httpx's headers: most of an idle hour's bytes.
+    """A client that keeps its connections open, and sends none of httpx's headers: they are most of an idle hour's
+    bytes.
 
     Args:
         timeout: seconds between two signs of life of a server.

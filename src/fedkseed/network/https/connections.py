@@ -212,7 +212,11 @@ class Connections:
             return client.number, client.token
 
     def client(self, token: str) -> ConnectedClient:
-        """The client whose session a token is of; a `RequestError` if there is none (any more)."""
+        """The client whose session a token is of.
+
+        Raises:
+            RequestError: there is none (any more).
+        """
         with self._lock:
             client = self._sessions.get(token)
             if client is None:
@@ -226,6 +230,9 @@ class Connections:
 
         Args:
             after: key of the task that the client has already; empty: none.
+
+        Raises:
+            RequestError: the session has ended.
         """
         client, end, news = self.client(token), self._clock() + seconds, asyncio.Event()
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
@@ -252,14 +259,22 @@ class Connections:
                     client.wake = None
 
     def file(self, digest: bytes) -> bytes:
-        """The file of a digest, while a task needs it."""
+        """The file of a digest.
+
+        Raises:
+            RequestError: there is none (any more).
+        """
         with self._lock:
             if digest not in self._files:
                 raise RequestError(404, "no task needs a file of this digest")
             return self._files[digest][0]
 
     def answer(self, token: str, key: bytes, data: bytes) -> None:
-        """Take a client's reply to its task; a second one, and one to a task that is over, is not taken."""
+        """Take a client's reply to a task; a second one is not taken.
+
+        Raises:
+            RequestError: the session has ended, or the task is another client's, or over.
+        """
         client = self.client(token)
         with self._lock:
             task = self._tasks.get(key.hex())

@@ -55,7 +55,11 @@ class TaskAnswerer(Protocol):
     def open(self) -> None: ...
 
     def reply(self, task: bytes, begun: Callable[[GiveUp], object]) -> bytes:
-        """The encoded reply to an encoded task; `begun` gets what gives the task up, once it can be."""
+        """The encoded reply to an encoded task.
+
+        Args:
+            begun: gets what gives the task up, once it can be.
+        """
         ...
 
     def close(self) -> None: ...
@@ -96,7 +100,11 @@ class ServerSession:
     files: dict[bytes, bytes] = field(default_factory=dict)  # by their digests
 
     def begin(self) -> int:
-        """Begin a session, and return the number that the server knows this client by."""
+        """Begin a session, and return the number that the server knows this client by.
+
+        Raises:
+            SessionError: the server refuses it.
+        """
         self.token = ""
         challenge = self._get("/v1/challenge", 32)
         name = fingerprint(self.key.public_key())
@@ -126,7 +134,11 @@ class ServerSession:
         return self.files[digest]
 
     def send(self, key: bytes, reply: bytes) -> httpx.Response:
-        """Send the reply to a task, and return what the server says to it."""
+        """Send the reply to a task, and return what the server says to it.
+
+        Raises:
+            SessionError: the session has ended.
+        """
         response = self.http.post(f"/v1/task/{key.hex()}", content=reply, headers=self._headers)
         if response.status_code == 401:
             raise SessionError("the session has ended")
@@ -207,7 +219,11 @@ class HttpsClient:
         self.gain = GainFile(self.directory)
 
     def serve(self, say: Say = print, sleep: Callable[[float], object] = time.sleep) -> None:
-        """Take part in rounds until stopped; a server that does not answer is tried again and again."""
+        """Take part in rounds until stopped; a server that does not answer is tried again and again.
+
+        Raises:
+            FedKSeedError: another client uses the directory, or the directory can't be written.
+        """
         with border(f"can't make {self.directory}"):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         taken = f"another client uses {self.directory}; give it its own --state"

@@ -51,7 +51,11 @@ class RegisteredKeys:
     _checked: float = 0.0
 
     def register(self) -> None:
-        """Register the keys as they are now: each client's own, and none that was revoked."""
+        """Register the keys as they are now.
+
+        Raises:
+            FedKSeedError: two clients have one key, or one has a key that was revoked.
+        """
         self._last_seen = _stamps(self.folder)
         paths = self.files()
         texts = {number: path.read_text().strip() for number, path in paths.items() if path.exists()}
@@ -92,7 +96,11 @@ class RegisteredKeys:
         connections.take([public_key(line.encode(), f"the key of client {k}") if line else None for k, line in lines])
 
     def stop_if_changed(self, connections: Connections) -> None:
-        """Pass on what requests noted; take up keys that have changed, with a `RekeyedError` for the present round."""
+        """Take up keys that have changed, and stop the round that began with others; pass on what requests noted.
+
+        Raises:
+            RekeyedError: keys were taken up.
+        """
         while connections.notices:
             self.progress.note(connections.notices.popleft())
         now = time.monotonic()
@@ -110,7 +118,12 @@ class RegisteredKeys:
 
 
 def keys_of_run(directory: Path, folder: Path, progress: Progress, transport: str = FOLDER) -> RegisteredKeys:
-    """The keys of a run's clients. One that has begun keeps its number of clients, and files may be missing."""
+    """The keys of a run's clients. One that has begun keeps its number of clients, and files may be missing.
+
+    Args:
+        folder: with the keys.
+        transport: folder of the transport in the directory.
+    """
 
     def files() -> dict[int, Path]:
         count = ClientNumbers.registered(directory) if Store(directory).rounds >= 0 else 0
@@ -127,7 +140,12 @@ def keys_of_shard(directory: Path, folder: Path, first: int, progress: Progress)
     """The keys of a shard's clients, which may come and go at any time, and keep their numbers.
 
     Args:
-        first: number in the run of the client whose key is client-0.pub; once begun, a shard keeps it.
+        directory: of the shard.
+        folder: with the keys.
+        first: number in the run of the client whose key is client-0.pub.
+
+    Raises:
+        FedKSeedError: the directory is of a shard whose numbers begin elsewhere.
     """
     path = directory / NUMBERING
     if path.exists() and (begun := read_table(path)) != {"first": first}:

@@ -44,6 +44,9 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
     Args:
         recipe: of the run, whose [network] may have changed.
         keys: directory made by `fedkseed certs`.
+
+    Raises:
+        FedKSeedError: see `serving.serve`; or a certificate has expired, or the port is taken.
     """
     registered = keys_of_run(directory, keys, progress)
     connections = Connections((), has_key=registered.has)
@@ -72,7 +75,8 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
 def alone_in(directory: Path, keys: Path, taken: str, progress: Progress) -> Iterator[None]:
     """Check the server's certificate, and let no other server work in a directory for the length of a `with` block.
 
-    One that works there is refused with the text `taken`.
+    Raises:
+        FedKSeedError: the certificate is missing or has expired, or another server works there, as `taken` says.
     """
     if warning := certs.check(keys):
         progress.note(warning)
@@ -85,7 +89,15 @@ def alone_in(directory: Path, keys: Path, taken: str, progress: Progress) -> Ite
 
 @contextmanager
 def listening(connections: Connections, address: Address, largest: int, keys: Path) -> Iterator[None]:
-    """Answer the requests of clients, with replies of `largest` bytes at most, for the length of a `with` block."""
+    """Answer the requests of clients for the length of a `with` block.
+
+    Args:
+        largest: bytes of the largest reply.
+        keys: directory with server.pem and server.key.
+
+    Raises:
+        FedKSeedError: the port is taken.
+    """
     tls = None
     if address.tls:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -61,6 +61,9 @@ def run(
         url, ca, key: of the root, of its authority, and this shard's private key, whose public one the root has.
         first: number in the run of the first of them.
         patience: seconds for all of them to connect, before this shard connects to the root.
+
+    Raises:
+        FedKSeedError: a file can't be read, the port is taken, or another process works in the directory.
     """
 
     def disclosed(code: Code, text: str) -> str:
@@ -164,7 +167,11 @@ class Shard:
         self._remotes: dict[tuple[bytes, int], RemoteClients] = {}
 
     def answer(self, task: Task, on_step: OnStep, bound: Bound) -> tuple[bytes, bytes]:
-        """The broadcast of a task, whole where it can be restored, and the subtotal of the clients that were drawn."""
+        """The broadcast of a task, whole where it can be restored, and the subtotal of the clients that were drawn.
+
+        Raises:
+            FedKSeedError: the task can't be followed, or too few of the clients have answered.
+        """
         end, note = time.monotonic() + SHARE * task.seconds, self.clients.progress.note
         self._follow(task)
         still_awaited = partial(on_step, 0.0)

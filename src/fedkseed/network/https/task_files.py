@@ -33,7 +33,11 @@ class Stub:
 
     @classmethod
     def of(cls, key: bytes, data: bytes) -> tuple["Stub", Mapping[bytes, bytes]]:
-        """The stub of an encoded task, which is whole, and the files that it names: digest -> bytes."""
+        """The stub of an encoded task, and the files that it names: digest -> bytes.
+
+        Raises:
+            FedKSeedError: the task is not whole.
+        """
         task = Task.decode(data)
         parts = [getattr(task, part) for part in PARTS]
         names = tuple(hashlib.sha256(part).digest() if part else NOTHING for part in parts)
@@ -45,7 +49,11 @@ class Stub:
 
     @classmethod
     def decode(cls, data: bytes) -> "Stub":
-        """The stub encoded in `data`, which is neither too short nor too long."""
+        """The stub encoded in `data`.
+
+        Raises:
+            FedKSeedError: it is too short or too long.
+        """
         if not SMALLEST <= len(data) <= LARGEST:
             raise FedKSeedError(f"a task without its files has {SMALLEST} to {LARGEST} bytes, got {len(data)}")
         data = bytes(data)
@@ -56,7 +64,10 @@ class Stub:
         """The whole task, encoded.
 
         Args:
-            file: returns the file of a digest, which is refused if it is another than its name says.
+            file: returns the file of a digest.
+
+        Raises:
+            FedKSeedError: a file is another than its name says.
         """
         parts = list[bytes]()
         for what, name in zip(PARTS, self.names, strict=True):

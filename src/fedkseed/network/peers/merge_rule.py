@@ -57,7 +57,11 @@ class MergeRule:
 
     @classmethod
     def of(cls, text: bytes, recipe: Recipe, strategy: Strategy[Any], roster: Roster) -> "MergeRule":
-        """The rule of a recipe's run; `text` is the recipe as all peers have it."""
+        """The rule of a recipe's run.
+
+        Args:
+            text: the recipe as all peers have it.
+        """
         if strategy.server.weights != COEFFICIENTS:
             name = type(strategy.server).__name__
             raise FedKSeedError(f"peers share a model of K coefficients, got the strategy {name}")
@@ -70,10 +74,13 @@ class MergeRule:
         return cls(run, KSeed.make(late), roster.public_keys(), recipe.training.rounds, drawn.__getitem__)
 
     def header(self, signed: SignedUpload, open_round: int) -> UploadHeader:
-        """The header of an upload that is taken: whole, of this run, signed, and one that can be added up.
+        """The header of an upload that is taken; what is cheap to check comes first.
 
         Args:
             open_round: by this peer's clock.
+
+        Raises:
+            FedKSeedError: it is broken or could not be added up, it is not of this run, or not signed.
         """
         upload = decode(signed.upload, *self.strategy.aggregator.replies)
         self.strategy.run.require(upload.run)
@@ -135,7 +142,11 @@ def counting(slots: Slots) -> list[UploadHeader]:
 
 
 def model_of(rule: MergeRule, data: Iterable[bytes]) -> State:
-    """The state after all rounds that follows from a set of encoded uploads, all taken: the definition."""
+    """The state after all rounds that follows from a set of encoded uploads: the definition, from nothing.
+
+    Raises:
+        FedKSeedError: one of them would not be taken.
+    """
     uploads = {rule.header(signed, rule.rounds): signed for signed in map(SignedUpload.decode, data)}
     headers = counting(with_headers({}, uploads))
     state = rule.strategy.server.init()

@@ -85,6 +85,10 @@ def run(recipe: Recipe, files: PeerFiles, owner: Owner, listen: tuple[str, int],
         owner: this peer's own data and model; None for a model: the recipe's.
         listen: host and port.
         quiet: seconds without a new upload after the last round, until it ends.
+
+    Raises:
+        FedKSeedError: a file can't be used, the key is no peer's, the port is taken, or another process uses the
+            directory.
     """
     roster, recipe, directory = load_roster(files.peers), with_network_defaults(recipe), files.directory
     text, key = _shared(recipe, len(roster.peers)), private_key(files.key)
@@ -187,7 +191,11 @@ class PeerTraining:
             self.say(f"{which}: not added: {reason}")
 
     def keep(self, path: Path) -> PeerOutcome:
-        """Write the tuned model of the uploads that are here, as an adapter."""
+        """Write the tuned model of the uploads that are here.
+
+        Args:
+            path: of the adapter.
+        """
         rule, store = self.rule, self.store
         message = rule.broadcast(store.state(rule.rounds))
         self.client.answer(self._task(message, 1.0, keep=True), lambda loss: None)

@@ -54,7 +54,11 @@ class Roster(Table):
     peers: Annotated[list[ListedPeer], Field(min_length=2, max_length=200)]
 
     def public_keys(self) -> tuple[EllipticCurvePublicKey, ...]:
-        """The public keys of peers 0, 1, …, all of them on P-256 and no two the same."""
+        """The public keys of peers 0, 1, ….
+
+        Raises:
+            FedKSeedError: one is no key on P-256, or two are the same.
+        """
         keys = tuple(public_key(peer.key.encode(), f"the key of peer {k}") for k, peer in enumerate(self.peers))
         names = [fingerprint(key) for key in keys]
         for number, name in enumerate(names):
@@ -78,6 +82,11 @@ class Roster(Table):
 
 
 def load_roster(path: Path) -> Roster:
+    """Read a roster.
+
+    Raises:
+        FedKSeedError: the file is missing, is no TOML, has an unknown key or a value that is not allowed.
+    """
     data = read_whole(path, MAX_BYTES, f"the peers' file {path}")
     try:
         roster = typed(Roster, tables(data))

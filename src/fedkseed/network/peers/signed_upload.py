@@ -30,7 +30,11 @@ class SignedUpload:
     signature: bytes = UNSIGNED
 
     def statement(self, run: bytes) -> bytes:
-        """The bytes that are signed; `run` is the digest of the run, 32 bytes, see `MergeRule`."""
+        """The bytes that are signed.
+
+        Args:
+            run: digest of the run, 32 bytes, see `MergeRule`.
+        """
         return STATEMENT + run + struct.pack("<I", self.step) + self.base + hashlib.sha256(self.upload).digest()
 
     def name(self, run: bytes) -> bytes:
@@ -43,7 +47,11 @@ class SignedUpload:
 
     @classmethod
     def decode(cls, data: bytes) -> "SignedUpload":
-        """The entry encoded in `data`, of which nothing is cut off; the upload in it is not looked at."""
+        """The entry encoded in `data`; the upload in it is not looked at.
+
+        Raises:
+            FedKSeedError: the bytes are of something else, or cut short.
+        """
         if len(data) <= LAYOUT.size + len(UNSIGNED):
             raise FedKSeedError(f"a peer's entry has more than {LAYOUT.size + len(UNSIGNED)} bytes, got {len(data)}")
         magic, version, zero, step, base = LAYOUT.unpack_from(data)
@@ -63,7 +71,14 @@ def framed(entries: list[bytes]) -> bytes:
 
 
 def unframed(data: bytes, most: int) -> list[bytes]:
-    """The encoded entries in the body of a request or an answer, which may have `most` and is not cut short."""
+    """The encoded entries in the body of a request or an answer.
+
+    Args:
+        most: the number of entries that it may have.
+
+    Raises:
+        FedKSeedError: it is cut short, or has more.
+    """
     entries, at = list[bytes](), 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "little")

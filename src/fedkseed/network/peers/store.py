@@ -63,9 +63,13 @@ class UploadStore:
         return None if row is None else json.loads(row[0])
 
     def add(self, data: Iterable[bytes], open_round: int) -> tuple[list[UploadHeader], list[str]]:
-        """Add encoded uploads in one commit, and return those that are new and kept, and why others were refused.
+        """Add encoded uploads, all of them in one commit.
 
-        The round `open_round` is open by this peer's clock.
+        Args:
+            open_round: by this peer's clock.
+
+        Returns:
+            Those that are new and kept, and why others were refused.
         """
         with self._lock:
             uploads, refused = self._checked(data, open_round)

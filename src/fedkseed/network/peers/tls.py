@@ -18,6 +18,9 @@ def contexts(key: Path, cert: Path, ca: Path, directory: Path) -> tuple[ssl.SSLC
 
     Args:
         directory: of the peer, for a copy of the key in a form that OpenSSL reads, which is gone when this returns.
+
+    Raises:
+        FedKSeedError: a file can't be read, or the certificate is not for this key and of this authority.
     """
     certified, authority, private = certificate(cert), certificate(ca), private_key(key)
     if _fingerprint_of(certified) != fingerprint(private.public_key()):
@@ -45,7 +48,11 @@ def contexts(key: Path, cert: Path, ca: Path, directory: Path) -> tuple[ssl.SSLC
 
 
 def fingerprint_shown(connection: object) -> bytes:
-    """The fingerprint of the key that the other side of a connection has shown; empty: none."""
+    """The fingerprint of the key that the other side of a connection has shown; empty: none.
+
+    Args:
+        connection: an `SSLObject` or `SSLSocket`.
+    """
     if not isinstance(connection, ssl.SSLObject | ssl.SSLSocket) or not (der := connection.getpeercert(True)):
         return b""
     return _fingerprint_of(x509.load_der_x509_certificate(der))

@@ -38,13 +38,21 @@ class SetVerdict:
 
 
 def remember_run(store: UploadStore, text: bytes, roster: Roster) -> None:
-    """Keep beside the uploads what else their verification needs; `text` is the recipe as all peers have it."""
+    """Keep beside the uploads what else their verification needs.
+
+    Args:
+        text: the recipe as all peers have it.
+    """
     base = store.rule.strategy.run.base.hex()
     store.remember(RUN, {"recipe": text.decode(), "base": base, "roster": roster.model_dump(mode="json")})
 
 
 def recompute(directory: Path) -> tuple[MergeRule, State, int]:
-    """The rule of a peer's run, the state after all rounds by the uploads that the peer has kept, and their number."""
+    """The rule of a peer's run, the state after all rounds by the uploads that the peer has kept, and their number.
+
+    Raises:
+        FedKSeedError: there are none, or one of them does not belong to the run.
+    """
     path = directory / FILE
     if not path.is_file():
         raise FedKSeedError(f"there is no {path}: {directory} is not the directory of a peer")
@@ -65,7 +73,11 @@ def recompute(directory: Path) -> tuple[MergeRule, State, int]:
 
 
 def verify(directory: Path) -> SetVerdict:
-    """Recompute a peer's tuned model from its uploads, all of which must belong to the set; its adapter must follow."""
+    """Recompute a peer's tuned model from its uploads.
+
+    Raises:
+        FedKSeedError: an upload does not belong to the set, or the adapter does not follow from them.
+    """
     rule, state, uploads = recompute(directory)
     has_adapter = (directory / NAME).exists()
     if has_adapter:

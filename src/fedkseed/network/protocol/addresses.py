@@ -21,7 +21,11 @@ def is_loopback(host: str) -> bool:
 
 
 def require_files(ca: Path, key: Path) -> None:
-    """Refuse files of a client's identity that are not there, or that others can read."""
+    """Refuse files of a client's identity that are not there, or that others can read.
+
+    Raises:
+        FedKSeedError: one is.
+    """
     for path in (ca, key):
         if not path.is_file():
             raise FedKSeedError(

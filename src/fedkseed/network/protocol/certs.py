@@ -30,7 +30,7 @@ AUTHORITY = timedelta(days=3650)  # every client has a copy: it must outlive man
 
 
 def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: datetime | None = None) -> list[Path]:
-    """Make the missing keys and certificates of a federation, and return them; files are never overwritten.
+    """Make the missing keys and certificates of a federation; existing files are never overwritten.
 
     Args:
         clients: number of clients that have a public key in the end; whoever makes the private keys here could act as
@@ -38,6 +38,9 @@ def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: da
         hosts: names and addresses under which clients reach the server; needed if there is no certificate yet.
         days: number of days for which the server's certificate is valid. To renew it, remove server.pem and
             server.key first. The authority is valid for ten years, and clients need nothing new until then.
+
+    Returns:
+        The files made.
 
     Raises:
         FedKSeedError: the directory can't be written, a pair of files is incomplete, the server's certificate is for
@@ -78,7 +81,11 @@ def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: da
 
 
 def request(path: Path) -> Path:
-    """Make a client's key pair on the client's own machine, and return the public file: `path` with .pub after it."""
+    """Make a client's key pair on the client's own machine, and return the public file: `path` with .pub after it.
+
+    Raises:
+        FedKSeedError: one of the two files exists, or can't be written.
+    """
     public = path.with_name(path.name + ".pub")
     if there := [file for file in (path, public) if file.exists()]:
         raise FedKSeedError(f"there is a file {there[0]} already and keys are never written over; choose another --key")
@@ -96,7 +103,9 @@ def _make_pair(own: Path, public: Path) -> list[Path]:
 def add(directory: Path, file: Path) -> Path:
     """Give the owner of a public key the next number, and return the key's file in a server's directory.
 
-    A key that is not on P-256 or has a number already is refused, and a directory that lacks the key of a client.
+    Raises:
+        FedKSeedError: the file holds no public key on P-256, or one that has a number already; or the directory lacks
+            the key of a client, or can't be written.
     """
     with border(f"can't read {file}"):
         line = file.read_bytes()
@@ -113,6 +122,9 @@ def revoke(directory: Path, number: int) -> Path:
     """Take a client's public key out of a server's directory, and return the place where it is kept.
 
     A server with a round under way refuses the key within seconds, and takes it never again for its run.
+
+    Raises:
+        FedKSeedError: there is no such key, or it can't be moved.
     """
     path = directory / f"client-{number}.pub"
     if not path.is_file():
@@ -135,7 +147,11 @@ def members(directory: Path) -> str:
 
 
 def public(path: Path) -> str:
-    """The line of a private key's public file, with the key of masked uploads as its comment."""
+    """The line of a private key's public file, with the key of masked uploads.
+
+    Raises:
+        FedKSeedError: the file can't be read, or holds no private key on P-256.
+    """
     return _line(private_key(path)).decode()
 
 
@@ -146,6 +162,9 @@ def sign(directory: Path, number: int, hosts: Sequence[str], days: int, now: dat
 
     Args:
         hosts: names and addresses under which others reach the client; none, if it only dials them.
+
+    Raises:
+        FedKSeedError: ca.key or the client's public key is missing, the authority has expired, or the file exists.
     """
     path, made = directory / f"client-{number}.pub", directory / f"client-{number}.pem"
     for needed in (path, directory / "ca.key", directory / "ca.pem"):
@@ -158,7 +177,11 @@ def sign(directory: Path, number: int, hosts: Sequence[str], days: int, now: dat
 
 
 def check(directory: Path, now: datetime | None = None) -> str | None:
-    """Refuse a server's certificate or authority that is not valid now; returns a warning for the last 30 days."""
+    """Check that the server's certificate is valid now; returns a warning if it expires within 30 days.
+
+    Raises:
+        FedKSeedError: files are missing, or a certificate has expired or is not valid yet.
+    """
     for name in ("ca.pem", "server.pem", "server.key"):
         if not (directory / name).is_file():
             raise FedKSeedError(f"there is no {directory / name}; make it with: fedkseed certs {directory} --host NAME")
@@ -171,7 +194,11 @@ def check(directory: Path, now: datetime | None = None) -> str | None:
 
 
 def public_keys(directory: Path) -> list[Path]:
-    """The public keys of clients 0, 1, … in the order of their numbers; a gap is refused, and none at all."""
+    """The public keys of clients 0, 1, … in the order of their numbers.
+
+    Raises:
+        FedKSeedError: there is no key, or the key of one client is missing.
+    """
     found = {path.name for path in directory.glob("client-*.pub")}
     ordered = [f"client-{number}.pub" for number in range(len(found))]
     if not found or set(ordered) != found:

@@ -43,7 +43,11 @@ class GainSum:
 
     @classmethod
     def decode(cls, data: bytes) -> "GainSum":
-        """The sum encoded in `data`; bytes of something else are refused."""
+        """The sum encoded in `data`.
+
+        Raises:
+            FedKSeedError: the bytes are of something else.
+        """
         if len(data) != LAYOUT.size:
             raise FedKSeedError(f"a gain has {LAYOUT.size} bytes, got {len(data)}")
         begin, rows, change = LAYOUT.unpack(data)
@@ -64,7 +68,12 @@ class GainFile:
         self._seen = self._changed()
 
     def write(self, gain: Gain, rounds: int, sent: bool) -> None:
-        """Replace the latest gain, of the tuned model after some rounds, whose sum the server is sent or not."""
+        """Replace the latest gain.
+
+        Args:
+            rounds: of the tuned model.
+            sent: whether the server is sent its sum.
+        """
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         write_table(self.path, self._table() | {"time": now, "rounds": rounds, "gain": asdict(gain), "sent": sent})
 

@@ -139,7 +139,11 @@ class Task:
 
     @classmethod
     def decode(cls, data: bytes) -> "Task":
-        """The task encoded in `data`; one of another version, cut short, or with wrong values is refused."""
+        """The task encoded in `data`.
+
+        Raises:
+            FedKSeedError: the task is of another version, cut short, or has values that are not allowed.
+        """
         number, rest = _open(data)
         fixed = TASK.size + len(UNSIGNED)
         if number not in (ASK, KEEP) or len(rest) < fixed:

@@ -66,7 +66,14 @@ def note_masked(directory: Path, run: bytes, round_: int, leg: str, value: bytes
 
 
 def require_member(file: Path, number: int, key: bytes) -> None:
-    """Refuse a key for masks other than the one in a client's own file of members, which has a line for each."""
+    """Refuse a key for masks that is not in a client's own list of the federation's members.
+
+    Args:
+        file: a line of OpenSSH's format for each of clients 0, 1, ….
+
+    Raises:
+        FedKSeedError: the file can't be read, or says that the client has another key or none.
+    """
     lines = read_whole(file, 1 << 24, str(file)).decode(errors="replace").splitlines()
     known = masking_key_in(lines[number]) if number < len(lines) else None
     if known != key:

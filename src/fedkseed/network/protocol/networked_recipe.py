@@ -19,6 +19,9 @@ def with_network_defaults(recipe: Recipe) -> Recipe:
     """A recipe with the defaults of a federation whose members may be hostile, where it names no values of its own.
 
     They are written out, so that `fedkseed run` on the same recipe gives the same digest. So is its basis' digest.
+
+    Raises:
+        FedKSeedError: the basis can't be read, or is another than the recipe says.
     """
     recipe, _ = with_basis(recipe)
     algorithm, training = algorithm_of(recipe.training.algorithm), recipe.training

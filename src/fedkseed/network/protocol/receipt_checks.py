@@ -18,7 +18,11 @@ Keys: TypeAlias = Mapping[int, Iterable[EllipticCurvePublicKey]]  # client -> th
 
 
 def held_keys(places: Iterable[Path]) -> Keys:
-    """The clients' public keys in folders and files that whoever verifies a run holds, by the names client-K.pub."""
+    """The clients' public keys in folders and files that whoever verifies a run holds, by the names client-K.pub.
+
+    Raises:
+        FedKSeedError: a folder has none, a file has another name, or can't be read, or holds none.
+    """
     keys: dict[int, list[EllipticCurvePublicKey]] = {}
     for place in places:
         files = sorted(place.glob("client-*.pub")) if place.is_dir() else [place]
@@ -54,7 +58,11 @@ def signature_check(store: Store, held: Keys | None = None) -> Signed | None:
 
 
 def nonce_of(store: Store, done: int) -> bytes:
-    """The nonce of the tasks that were sent after `done` rounds."""
+    """The nonce of the tasks that were sent after `done` rounds.
+
+    Raises:
+        FedKSeedError: the run has none.
+    """
     found = [value for first, value in store.recall(NONCES) or [] if value and first <= done]
     if not found:
         raise FedKSeedError(f"{store.directory} has no nonce for the tasks after {done} rounds")
@@ -62,7 +70,11 @@ def nonce_of(store: Store, done: int) -> bytes:
 
 
 def require_seen(store: Store, path: Path) -> None:
-    """Refuse a run whose history is another than the one that a client has seen, or of which it has seen nothing."""
+    """Refuse a run whose history is another than the one that a client has seen.
+
+    Raises:
+        FedKSeedError: it is; or the client has seen nothing of the run.
+    """
     entries, heads = store.recall(NONCES) or [], read_history(path)
     of_run = [(at, heads[nonce].done, heads[nonce].head) for at, (_, nonce) in enumerate(entries) if nonce in heads]
     if not of_run:

@@ -47,10 +47,14 @@ class RunHistory:
         self._runs = read_history(self.path) if self.path.exists() else {}
 
     def follow(self, task: Task) -> bool:
-        """Refuse a task with another history, number or recipe than its run had before; else keep its head.
+        """Check a task's history against the one that is known, and keep its head.
 
         Returns:
             Whether the task has the links that are needed; else the server has to send all of them.
+
+        Raises:
+            FedKSeedError: the task's history is another than the one that is known, or it is for another number or
+                with another recipe than the run's tasks before, or of a run for which there is no room.
         """
         links = [task.links[at : at + LINK] for at in range(0, len(task.links), LINK)]
         known = self._runs.get(task.nonce.hex())
@@ -82,7 +86,14 @@ class RunHistory:
         return True
 
     def require_bound(self, task: Task, broadcast: bytes) -> None:
-        """Refuse a broadcast, by the SHA-256 of the whole message, that the history of its task does not name."""
+        """Refuse a broadcast that is not the one in the history of its task, which was followed.
+
+        Args:
+            broadcast: SHA-256 of the whole message with which the client would train.
+
+        Raises:
+            FedKSeedError: it is another.
+        """
         known = self._runs.get(task.nonce.hex())
         if known is None or known.done != task.done or known.link != chain.link(task.stem, broadcast):
             raise FedKSeedError(
@@ -96,7 +107,11 @@ def _plain(field: int | bytes) -> int | str:
 
 
 def read_history(path: Path) -> dict[str, SeenRun]:
-    """The last that a client has seen of each run: by its nonce, hexadecimal."""
+    """The last that a client has seen of each run: by its nonce, hexadecimal.
+
+    Raises:
+        FedKSeedError: the file can't be read, or is no such table.
+    """
     table, fromhex = read_table(path), bytes.fromhex
     try:
         return {

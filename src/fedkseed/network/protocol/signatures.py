@@ -77,7 +77,14 @@ def fingerprint(key: ec.EllipticCurvePublicKey) -> bytes:
 
 
 def public_key(text: bytes, where: object) -> ec.EllipticCurvePublicKey:
-    """The public key in a line of OpenSSH's format, at a place `where`; only the curve P-256 is taken."""
+    """The public key in a line of OpenSSH's format.
+
+    Args:
+        where: the place of the text, for the error.
+
+    Raises:
+        FedKSeedError: the text is no public key on the curve P-256.
+    """
     try:
         key = serialization.load_ssh_public_key(text)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -106,7 +113,11 @@ def _on_p256(key: object, where: object, kind: type[Key]) -> Key:
 
 
 def certificate(path: Path) -> x509.Certificate:
-    """The certificate in a PEM file."""
+    """The certificate in a PEM file.
+
+    Raises:
+        FedKSeedError: the file can't be read, or holds none.
+    """
     try:
         with border(f"can't read {path}"):
             return x509.load_pem_x509_certificate(path.read_bytes())
@@ -134,9 +145,11 @@ class ServerSigning:
 
     @staticmethod
     def write(folder: Path, certs: Path, clients: Sequence[str]) -> None:
-        """Write down in a transport's folder which files sign, and the public keys by number; "" for a removed one.
+        """Write down in a transport's folder which files sign, and the public keys that are registered.
 
-        Keys that were replaced are kept as `former` ones: by them, uploads of earlier rounds are verified.
+        Args:
+            clients: public keys by number; empty for a client whose key was removed. Keys that were replaced are kept
+                as `former` ones: by them, uploads of earlier rounds are verified.
         """
         former: list[list[str]] = [[] for _ in clients]
         if (folder / SIGNING).exists():
@@ -148,7 +161,11 @@ class ServerSigning:
 
     @classmethod
     def read(cls, folder: Path, nonce: bytes) -> "ServerSigning | None":
-        """The signing that `write` has written down; None if it has not: tasks then travel unsigned."""
+        """The signing that `write` has written down; None if it has not: tasks then travel unsigned.
+
+        Raises:
+            FedKSeedError: a file can't be read, or a key is of another kind.
+        """
         if not (folder / SIGNING).exists():
             return None
         table = read_table(folder / SIGNING)
@@ -168,7 +185,14 @@ class ServerSigning:
         return replace(dated, signature=sign(self.key, task_statement(dated, self._fingerprints[task.client])))
 
     def require(self, client: int, head: bytes, broadcast: bytes, upload: bytes, signature: bytes) -> None:
-        """Refuse an answer that is not signed with its client's key, after the `head` of the history it was sent."""
+        """Refuse an answer that is not signed with its client's key.
+
+        Args:
+            head: of the history that the client was sent.
+
+        Raises:
+            FedKSeedError: the signature is missing or wrong.
+        """
         if signature == UNSIGNED:
             raise FedKSeedError(f"its answer is not signed; client {client} must be started with its key")
         key = self.clients[client]
@@ -233,7 +257,11 @@ class ClientSigning:
         return None if known else Reply(Status.UNPREPARED)
 
     def signature(self, task: Task, broadcast: bytes, upload: bytes) -> bytes:
-        """The signature of the answer to a task, for which the client has trained with a broadcast."""
+        """The signature of the answer to a task.
+
+        Args:
+            broadcast: the message with which the client has trained.
+        """
         return sign(self.key, upload_statement(task.nonce, task.client, task.head, broadcast, upload))
 
 

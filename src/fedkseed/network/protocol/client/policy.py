@@ -98,7 +98,11 @@ class Policy(Table):
     evaluation: Unseen = Unseen()
 
     def require(self, recipe: Recipe) -> None:
-        """Refuse a recipe that asks for more than the owner allows; the text names its key and the policy's."""
+        """Refuse a recipe that asks for more than the owner allows.
+
+        Raises:
+            FedKSeedError: it does; the text names the recipe's key and the policy's, for the owner.
+        """
         rows, work, data, training = self.data, self.training, recipe.data, recipe.training
         own, further = recipe.derivatives.steps, recipe.evaluation.categories
         least, most = min(training.steps, own or training.steps), max(training.steps, own or 0, training.epochs or 0)
@@ -147,7 +151,11 @@ class Policy(Table):
             raise _refusal("[privacy] epsilon", found, f"epsilon = {epsilon:g}, delta = {delta:g}")
 
     def require_weights(self, recipe: Recipe, weights: int) -> None:
-        """Refuse a recipe whose answers have too many numbers for as few tuned weights, the model being loaded."""
+        """Refuse a recipe whose answers have too many numbers for as few tuned weights, the model being loaded.
+
+        Raises:
+            FedKSeedError: it is one; the text names the recipe's key and the policy's, for the owner.
+        """
         pooled, each = algorithm_of(recipe.training.algorithm).pooled, self.training.weights_per_direction
         numbers = recipe.directions.size if pooled else numbers_of(recipe)
         if weights < each * numbers:
@@ -170,7 +178,11 @@ class Policy(Table):
 
 
 def load_policy(path: Path) -> Policy:
-    """The owner's policy in a file."""
+    """Read an owner's policy.
+
+    Raises:
+        FedKSeedError: the file is missing, is no TOML, has an unknown key or a value that is not allowed.
+    """
     data = read_whole(path, MAX_BYTES, f"the policy {path}")
     try:
         return typed(Policy, tables(data))

@@ -53,7 +53,11 @@ class Owner:
 def owner_of(
     data: str, model: str | None, device: str, policy: Path | None, basis: Path | None, members: Path | None
 ) -> Owner:
-    """The settings that the owner of a client decides, with paths that hold in any directory."""
+    """The settings that the owner of a client decides, with paths that hold in any directory.
+
+    Raises:
+        FedKSeedError: there is no such file, or the policy can't be read.
+    """
     files = [None if file is None else str(file.expanduser().resolve()) for file in (basis, members)]
     rules = Policy() if policy is None else load_policy(policy)
     return Owner(absolute_path(data), None if model is None else absolute_path(model), device, rules, None, *files)
@@ -82,7 +86,11 @@ class OwnerSettings:
 
     @classmethod
     def read(cls, directory: Path) -> "OwnerSettings":
-        """The settings that `write` has written, or a person."""
+        """The settings that `write` has written, or a person.
+
+        Raises:
+            FedKSeedError: the file can't be read, is damaged, or holds something else.
+        """
         table = read_table(directory / SETTINGS, by_hand=True)
         try:
             owner = table.pop("owner")
@@ -91,7 +99,14 @@ class OwnerSettings:
             raise FedKSeedError(f"{directory / SETTINGS} holds no settings of a client: {error!r}") from error
 
     def signing(self, directory: Path) -> ClientSigning | None:
-        """The verification of tasks and signing of answers, with the histories that the directory has."""
+        """The verification of tasks and signing of answers by the files of these settings.
+
+        Args:
+            directory: of the client, in which it keeps the histories that it has seen.
+
+        Raises:
+            FedKSeedError: a file can't be read.
+        """
         if self.key is None or self.ca is None:
             return None
         return ClientSigning(private_key(Path(self.key)), certificate(Path(self.ca)), RunHistory(directory))
@@ -118,7 +133,11 @@ class RecipeJournal:
                 self.views |= {RowView(**entry["view"])} if "view" in entry else set()
 
     def asked(self, recipe: bytes) -> None:
-        """Note that a recipe was asked for, before it can do anything; refuse it where the journal is full."""
+        """Note that a recipe was asked for, before it can do anything.
+
+        Raises:
+            RefusedError: the journal is full, and a recipe that can't be noted is not followed.
+        """
         if (digest := recipe_digest(recipe).hex()) not in self._known:
             self._write(digest, recipe=recipe.decode(errors="replace"))
             self._known.add(digest)
@@ -129,7 +148,11 @@ class RecipeJournal:
         self.views |= {view} if view else set()
 
     def require_room(self, view: RowView, most: int) -> None:
-        """Refuse another view of the rows where the owner's number of them has been answered."""
+        """Refuse another view of the rows where the owner's number of them has been answered.
+
+        Raises:
+            RefusedError: this would be one more.
+        """
         if view not in self.views and len(self.views) >= most:
             raise RefusedError(
                 Code.POLICY,

@@ -71,8 +71,11 @@ class TaskHandler:
     def reply(self, data: bytes, gone: Callable[[], bool] = lambda: False) -> Reply:
         """The reply to a task; a refusal is a reply, too.
 
-        Where the process that waits for it is `gone`, as is seen after every local step, or the task's time is over,
-        the work ends with an `AbandonedError`.
+        Args:
+            gone: whether the process that waits for the reply is gone; called after every local step.
+
+        Raises:
+            AbandonedError: that process is gone, or the task's time is over.
         """
         begin = time.monotonic()
         try:

@@ -35,7 +35,11 @@ BATCH_SEED = "batches.secret"  # in the directory of a client
 
 
 def serve(directory: Path) -> None:
-    """Answer tasks until none has come for the idle time; a directory has one worker."""
+    """Answer tasks until none has come for the idle time.
+
+    Raises:
+        FedKSeedError: another worker runs in this directory, or its settings can't be read.
+    """
     settings = OwnerSettings.read(directory)
     with exclusive(directory / process.LOCK, f"{directory} has a worker"), process.listening(directory) as listener:
         owner, signing = settings.owner, settings.signing(directory)
@@ -62,7 +66,11 @@ def serve(directory: Path) -> None:
 def follow_recipe(
     journal: RecipeJournal, owner: Owner, recipe: bytes, load: Callable[..., TrainingClient] = load_client
 ) -> TrainingClient:
-    """A client that follows a recipe, or its refusal: the recipe is noted before, and the decision after."""
+    """A client that follows a recipe, which is noted before, and the decision after.
+
+    Raises:
+        RefusedError: the recipe is not followed.
+    """
     with refusing(Code.WORKER):  # the disk may be full
         journal.asked(recipe)
         try:
@@ -79,6 +87,9 @@ def batch_secret(directory: Path) -> int:
     """The secret number by which a client draws its batches, made once for its directory.
 
     A server that knew which rows are in which batch could solve the scalars of a round for those of each row.
+
+    Raises:
+        FedKSeedError: the file can't be read or written, or holds something else.
     """
     path = directory / BATCH_SEED
     if not path.exists():
@@ -92,7 +103,14 @@ def batch_secret(directory: Path) -> int:
 def masking_client(
     directory: Path, signing: ClientSigning, members: str | None, number: int, nonce: bytes
 ) -> "MaskingClient":
-    """A client's side of masked uploads in one run, for the keys in a file of all members', or those of the server."""
+    """A client's side of masked uploads in one run, with its memory in its directory.
+
+    Args:
+        members: file with the public lines of all clients; None: the server is believed.
+
+    Raises:
+        FedKSeedError: a package is missing.
+    """
     try:
         from ....secure.member import MaskingClient
     except ModuleNotFoundError as error:

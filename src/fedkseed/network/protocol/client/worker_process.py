@@ -36,7 +36,10 @@ def ask_worker(task: bytes, directory: Path, begun: Callable[[GiveUp], object] =
     """Hand a task to the worker of a client's directory, and return the reply.
 
     Where there is no answer, the server gets a code, and the reason goes to the worker's log: also of an error that
-    nobody foresaw, whose text the server would get. Once the worker has the task, `begun` gets what gives it up.
+    nobody foresaw, whose text the server would get.
+
+    Args:
+        begun: gets what gives the task up, once the worker has it.
     """
     status, code = Status.REFUSED, Code.WORKER
     try:
@@ -111,7 +114,11 @@ def stop_worker(directory: Path) -> None:
 
 
 def socket_path(directory: Path) -> str:
-    """The path of a worker's socket; one that is longer than the system takes is refused."""
+    """The path of a worker's socket.
+
+    Raises:
+        FedKSeedError: the path is longer than the system takes.
+    """
     path = str(directory.resolve() / SOCKET)
     if len(path.encode()) > LONGEST:
         raise FedKSeedError(f"the path {path} is too long for a socket ({LONGEST} bytes): choose a shorter --state")
@@ -119,7 +126,11 @@ def socket_path(directory: Path) -> str:
 
 
 def listening(directory: Path) -> socket.socket:
-    """A socket that only this user can connect to, in a directory that only this user can enter."""
+    """A socket that only this user can connect to, in a directory that only this user can enter.
+
+    Raises:
+        FedKSeedError: the socket can't be made.
+    """
     path = Path(socket_path(directory))
     with border(f"can't listen at {path}"), ExitStack() as failed:
         path.unlink(missing_ok=True)  # of a worker that was killed; the caller holds the lock
@@ -132,7 +143,11 @@ def listening(directory: Path) -> socket.socket:
 
 
 def send(connection: socket.socket, data: bytes, seconds: float) -> None:
-    """Send a frame; an OSError if the other side is gone, or does not take it in time."""
+    """Send a frame.
+
+    Raises:
+        OSError: the other side is gone, or did not take the frame in time.
+    """
     if len(data) > MAX_MESSAGE:
         raise FedKSeedError(f"a frame has at most {MAX_MESSAGE:,} bytes, got {len(data):,}")
     connection.settimeout(seconds)
@@ -141,7 +156,12 @@ def send(connection: socket.socket, data: bytes, seconds: float) -> None:
 
 
 def receive(connection: socket.socket, seconds: float) -> bytes:
-    """The next frame, whole; a TimeoutError if it does not come in time, a FedKSeedError if it is too large or cut."""
+    """The next frame, whole.
+
+    Raises:
+        FedKSeedError: the frame is too large, or the other side is gone before its end.
+        TimeoutError: the frame did not come in time.
+    """
     end = time.monotonic() + seconds
     (size,) = LENGTH.unpack(_exactly(connection, LENGTH.size, end))
     if size > MAX_MESSAGE:

@@ -34,7 +34,11 @@ class ClientNumbers:
 
     @staticmethod
     def register(directory: Path, nodes: Sequence[int], revoked: Sequence[int] = ()) -> None:
-        """Fix the numbers of a run's clients: 0 for the first node. Nobody waits for those whose keys were revoked."""
+        """Fix the numbers of a run's clients: 0 for the first node.
+
+        Args:
+            revoked: clients whose keys were revoked; nobody waits for them.
+        """
         numbers = {node: number for number, node in enumerate(nodes)}
         write_table(directory / NUMBERS, {"fixed": True, "nodes": numbers, "revoked": list(revoked)})
 

@@ -126,7 +126,11 @@ class RemoteClients:
     _trouble: dict[str, Exception] = field(default_factory=dict)  # by kind of call: its error, if the last one failed
 
     def gather(self) -> None:
-        """Wait until all clients are connected; after [network] patience, the minimum of a round is enough."""
+        """Wait until all clients are connected; after [network] patience, the minimum of a round is enough.
+
+        Raises:
+            FedKSeedError: fewer clients than the minimum are connected.
+        """
         end, seen, total = time.monotonic() + self.options.patience, -1, self.numbers.count
         while not self.numbers.expected.issubset(online := self.online()):
             if len(online) != seen:
@@ -166,6 +170,9 @@ class RemoteClients:
             minimum: number of answers needed, or all if fewer are asked. Connected clients are waited for even if 0.
             check: raises `FedKSeedError` if an answer can't be used.
             whole: by client: the message that a difference in `sent` restores, which is what a client signs.
+
+        Raises:
+            FedKSeedError: fewer clients than the minimum have answered after all attempts, or a message is too large.
         """
         minimum = min(minimum, len(sent))
         return self._exchange(Exchange(round_, self._awake(round_, sent, minimum), whole or sent, minimum), check)
@@ -176,12 +183,18 @@ class RemoteClients:
         return awake if len(awake) >= max(minimum, 1) else sent
 
     def hand_out(self, done: int, message: bytes, measuring: bool = False) -> dict[int, GainSum | None]:
-        """Send the connected clients the tuned model of a finished run of `done` rounds, for each to keep.
+        """Send the connected clients the tuned model of a finished run, which each keeps in its directory.
 
-        The message is a broadcast as to a newcomer.
         Nobody is needed: whoever does not answer within the grace of a round, or its deadline where clients measure,
-        gets it when the finished run is served again. Returns the clients that have kept it, each with its gain, if it
-        was asked for that and has sent it.
+        gets it when the finished run is served again.
+
+        Args:
+            done: number of finished rounds.
+            message: a broadcast of the model, to a newcomer.
+            measuring: whether clients were asked for their gain.
+
+        Returns:
+            The clients that have kept it, each with its gain, if it has sent one.
         """
 
         def check(client: int, reply: bytes) -> None:

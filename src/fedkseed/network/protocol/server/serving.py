@@ -33,8 +33,12 @@ def begin(file: Path, changes: Sequence[str], directory: Path, *places: Where) -
     """The recipe of a server; its run's directory is made, or holds the same run, which can go on.
 
     Args:
-        changes: values in place of those in the file, as `training.rounds=20`.
+        file: of the recipe.
+        changes: values in place of the recipe's, as `training.rounds=20`.
         places: of the server, whose rules hold beside those of a network.
+
+    Raises:
+        FedKSeedError: the recipe can't be followed over a network, or the directory holds a run of another.
     """
     wanted = with_network_defaults(own_recipe(file, changes)).absolute()
     require_legal(wanted, Where.NETWORK, *places)  # now, and not when the clients are there
