@@ -49,7 +49,7 @@ def directions(**keys) -> Recipe:
 @pytest.mark.parametrize(
     ("keys", "match"),
     [
-        ({"family": "informed"}, "takes its directions from a basis: make one by `fedkseed basis`"),
+        ({"family": "informed"}, "takes its directions from a basis: make one with `fedkseed basis`"),
         ({"family": "mixed", "size": 64}, "takes its directions from a basis"),
         ({"family": "hadamard", "basis": "b"}, "the family hadamard has no basis: leave basis and basis_digest out"),
         ({"family": "separable", "basis_digest": DIGEST}, "the family separable has no basis"),

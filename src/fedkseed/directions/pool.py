@@ -165,7 +165,7 @@ class Pool:
         if wide.size and not (wide.min() >= 0 and wide.max() < self.size):
             raise FedKSeedError(f"directions must lie in 0 to {self.size - 1}, got {wide.min()} to {wide.max()}")
         if np.any(np.diff(wide) <= 0):
-            raise FedKSeedError("directions must ascend, each once: the order of a sum is part of its value")
+            raise FedKSeedError("directions must be ascending, each once: the order of a sum is part of its value")
         if not np.all(np.isfinite(values)):
             raise FedKSeedError(f"coefficients must be finite float32 numbers, got {values[~np.isfinite(values)][0]}")
         kept = values != 0
