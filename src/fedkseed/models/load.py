@@ -87,7 +87,7 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # by its build
         raise FedKSeedError(f"the device {device!r} can't be used: {first_line(error)}") from error
     source = find(model)
     if storage == "as stored":

@@ -116,7 +116,7 @@ class Pooled(Weights):
 
     def _trainable(self, on_gradient: Callable[[int, Tensor], None]) -> AbstractContextManager[None]:
         """Give tuned tensors gradients; `on_gradient` is called with the number and the tensor of each complete one."""
-        raise NotImplementedError
+        raise NotImplementedError  # each way to hold w(c) has its own
 
     def _shifted(self, direction: int, eps: float) -> NDArray[np.float32]:
         """The coefficients c + ε e_j."""
