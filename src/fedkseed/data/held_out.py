@@ -89,7 +89,8 @@ def set_aside(rows: Sequence[OwnedRow], share: float) -> tuple[list[OwnedRow], l
     places = list[tuple[float, OwnedRow]]()  # numbers from 0 to 1
     for row in rows:
         example = row.example
-        text = json.dumps([example.instruction, example.context, example.response, *map(list, example.turns)])
+        turns = (turn[:2] for turn in example.turns)
+        text = json.dumps([example.instruction, example.context, example.response, *turns])
         places.append((int.from_bytes(sha256(text.encode()).digest()[:8]) / (1 << 64), row))
     aside = sorted((pair for pair in places if pair[0] < share), key=lambda pair: pair[0])
     return [row for place, row in places if place >= share], [row for _, row in aside]

@@ -23,6 +23,7 @@ class Turn(NamedTuple):
 
     role: str  # user, assistant, system or tool
     text: str
+    counted: bool = True  # of the assistant's: whether the loss counts it
 
 
 @dataclass(frozen=True, slots=True)

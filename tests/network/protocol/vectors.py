@@ -405,7 +405,10 @@ def prompts() -> Iterator[dict[str, Any]]:
             for example, encoded in zip(EXAMPLES, encode_all(EXAMPLES, bytes_, wording), strict=True):
                 pieces = [piece._asdict() for piece in wording.exchanges(example, bytes_)]
                 row = {"instruction": example.instruction, "context": example.context, "response": example.response}
-                row |= {"turns": [turn._asdict() for turn in example.turns], "plain": example.plain}
+                row |= {
+                    "turns": [{"role": turn.role, "text": turn.text} for turn in example.turns],
+                    "plain": example.plain,
+                }
                 more = {"chat_template": CHATML} if template == "chat" else {}
                 named = {"template": template, "separator": separator, **more, "row": row, "pieces": pieces}
                 yield named | {"tokens": encoded.tokens, "counted": encoded.counted}
