@@ -22,6 +22,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer*.model", "vocab.*", "*.tiktoken", "sp
 # How far other last tokens may move the logits before them, as a share of the logits' spread: those of untrained BERTs
 # of 2 and 6 layers move by 0.02 and 0.8, of eight causal families by exactly 0, in float32 and bfloat16.
 MOST_MOVED = 0.005
+PROBE = " ".join(str(number**5) for number in range(2, 60)) + " Internationalisation of uncharacteristic words"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -155,8 +156,10 @@ def require_causal(model: nn.Module, name: str) -> None:
 def load_tokenizer(model: str) -> Any:
     """Load the model's tokenizer; the end-of-text token replaces a missing padding token.
 
+    A BPE dropout that its file has is left out: the same text is the same tokens each time.
+
     Raises:
-        FedKSeedError: the tokenizer can't be found or read, or has no end-of-text token.
+        FedKSeedError: the tokenizer can't be found or read, has no end-of-text token, or draws tokens by chance.
     """
     source = find(model)
     folder = Path(source.name)
@@ -172,6 +175,13 @@ def load_tokenizer(model: str) -> Any:
         raise FedKSeedError(f"the tokenizer of {model} has no end-of-text token; responses could not end")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if getattr(words := getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None), "dropout", None):
+        words.dropout = None
+    if len({*map(tuple, tokenizer([PROBE] * 4, add_special_tokens=False).input_ids)}) > 1:
+        raise FedKSeedError(
+            f"the tokenizer of {model} cuts the same text into other tokens each time; training and answers need the "
+            "same ones: set enable_sampling to false in its tokenizer_config.json"
+        )
     return tokenizer
 
 
