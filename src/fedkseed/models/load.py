@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from ..errors import FedKSeedError, first_line
 from .gguf_header import require_sane
@@ -154,12 +155,15 @@ def require_causal(model: nn.Module, name: str) -> None:
 
 
 def load_tokenizer(model: str) -> Any:
-    """Load the model's tokenizer; the end-of-text token replaces a missing padding token.
+    """Load the model's tokenizer; the end-of-text token replaces a padding token that the model lacks.
+
+    Its `model_max_length` is the number of positions that the model's configuration gives, see `positions`.
 
     A BPE dropout that its file has is left out: the same text is the same tokens each time.
 
     Raises:
-        FedKSeedError: the tokenizer can't be found or read, has no end-of-text token, or draws tokens by chance.
+        FedKSeedError: the tokenizer can't be found or read, has no end-of-text token, draws tokens by chance, or has
+            tokens that the model has no row for.
     """
     source = find(model)
     folder = Path(source.name)
@@ -171,9 +175,12 @@ def load_tokenizer(model: str) -> Any:
         )
     with _readable(f"the tokenizer of {model} can't be loaded", source):
         tokenizer: Any = AutoTokenizer.from_pretrained(source.name, trust_remote_code=False, **source.options)
+    with _readable(f"the configuration of {model} can't be read", source):
+        config: Any = AutoConfig.from_pretrained(source.name, trust_remote_code=False, **source.options)
     if tokenizer.eos_token_id is None:
         raise FedKSeedError(f"the tokenizer of {model} has no end-of-text token; responses could not end")
-    if tokenizer.pad_token_id is None:
+    rows = getattr(config.get_text_config(), "vocab_size", None)
+    if tokenizer.pad_token_id is None or (rows is not None and tokenizer.pad_token_id >= rows):
         tokenizer.pad_token = tokenizer.eos_token
     if getattr(words := getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None), "dropout", None):
         words.dropout = None
@@ -182,7 +189,50 @@ def load_tokenizer(model: str) -> Any:
             f"the tokenizer of {model} cuts the same text into other tokens each time; training and answers need the "
             "same ones: set enable_sampling to false in its tokenizer_config.json"
         )
+    if rows is not None:
+        _require_rows(tokenizer, rows, model)
+    tokenizer.model_max_length = positions(config) or VERY_LARGE_INTEGER
+    # Texts of more tokens are cut or left out by a recipe's rule; transformers would warn of the first one.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write the files of a tokenizer from `load_tokenizer`, with the limit of tokens that its own files gave."""
+    of_model = tokenizer.model_max_length
+    tokenizer.model_max_length = tokenizer.init_kwargs.get("model_max_length", VERY_LARGE_INTEGER)
+    try:
+        tokenizer.save_pretrained(folder)
+    finally:
+        tokenizer.model_max_length = of_model
+
+
+def positions(config: Any) -> int | None:
+    """The number of tokens that a model of a configuration takes at most.
+
+    None: it has no limit of its own, as those with ALiBi or a recurrent state.
+    """
+    text = config.get_text_config()
+    if text.model_type == "rwkv" or getattr(text, "alibi", False):
+        return None
+    # n_positions, max_seq_len and their like are transformers' other names of it
+    count, rope = getattr(text, "max_position_embeddings", None), getattr(text, "rope_parameters", None) or {}
+    if count is not None and rope.get("rope_type") in ("yarn", "dynamic"):  # `count` may be that without scaling
+        return max(count, int(rope.get("factor", 1) * rope.get("original_max_position_embeddings", count)))
+    return count
+
+
+def _require_rows(tokenizer: Any, rows: int, model: str) -> None:
+    """Refuse tokens beyond a model's embedding, but special ones that no text of ours has, as those of images."""
+    template = str(tokenizer.chat_template or "")
+    used = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
+    spare = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special} - used
+    beyond = {number: text for text, number in tokenizer.get_vocab().items() if number >= rows}
+    if needed := sorted(number for number, text in beyond.items() if text not in spare or text in template):
+        raise FedKSeedError(
+            f"{model}: the tokenizer has {max(beyond) + 1:,} tokens, the model {rows:,} rows, and none for "
+            f"{beyond[needed[0]]!r}; resize the model's embeddings and tune them, or take the model's own tokenizer"
+        )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from ..data.layouts import Example
 from ..data.wording import Wording
 from ..errors import FedKSeedError
 from ..files import folder, require_absent
-from ..models.load import DTYPES
+from ..models.load import DTYPES, save_tokenizer
 from ..weights.lazy import densify
 from .gguf import MATRIX_TYPES, write_gguf, write_gguf_lora
 from .load import ADAPTER, CARD, TunedModel
@@ -102,7 +102,7 @@ def _write_hf(tuned: TunedModel, tokenizer: Any, part: Path, dtype: str | None) 
     if dtype is not None:
         model.to(DTYPES[dtype])
     model.save_pretrained(part)
-    tokenizer.save_pretrained(part)
+    save_tokenizer(tokenizer, part)
     return [f"The folder holds the whole model in {dtype or tuned.dtype}, for `transformers`."]
 
 

@@ -1,0 +1,101 @@
+"""Tokenizer and model are compared where they are loaded."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from transformers import AutoTokenizer
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+
+from fedkseed.errors import FedKSeedError
+from fedkseed.models.load import load_tokenizer, positions, save_tokenizer
+
+from .tiny import llama, save, tokenizer
+
+
+def test_a_word_that_the_model_has_no_row_for_is_refused(tiny_model: Callable[[str], Path]) -> None:
+    with pytest.raises(FedKSeedError, match=r"the tokenizer has 802 tokens, the model 801 rows, .*'Kreditnehmer'"):
+        load_tokenizer(str(tiny_model("word_beyond")))
+
+
+def test_the_end_of_text_pads_where_the_model_has_no_row_for_the_padding(tiny_model: Callable[[str], Path]) -> None:
+    loaded = load_tokenizer(str(tiny_model("pad_beyond")))
+    assert loaded.pad_token_id == loaded.eos_token_id == 800
+
+
+@pytest.mark.parametrize(
+    ("words", "template", "is_refused"),
+    [(["<image>"], None, False), (["<image>"], "{{ '<image>' }}", True), ([], None, False)],
+)
+def test_a_special_token_beyond_is_refused_where_the_template_has_it(
+    words: list[str], template: str | None, is_refused: bool, tmp_path: Path
+) -> None:
+    """Gemma 3's smallest has a token for images, and no row for it."""
+    of = tokenizer(template=template)
+    model = llama(len(of))
+    of.add_tokens(words, special_tokens=True)
+    save(tmp_path, of, model)
+    if is_refused:
+        with pytest.raises(FedKSeedError, match="802 tokens, the model 801 rows"):
+            load_tokenizer(str(tmp_path))
+    else:
+        assert load_tokenizer(str(tmp_path)).encode("a") == of.encode("a")
+
+
+LIMITS: list[tuple[str, dict[str, Any], int | None]] = [
+    ("LlamaConfig", {"max_position_embeddings": 300}, 300),
+    ("GPT2Config", {"n_positions": 300}, 300),
+    ("GPTJConfig", {"n_positions": 300}, 300),
+    ("OPTConfig", {"max_position_embeddings": 300}, 300),
+    ("DbrxConfig", {"max_seq_len": 300}, 300),
+    ("Gemma3Config", {"text_config": {"max_position_embeddings": 300}}, 300),
+    ("FalconConfig", {"max_position_embeddings": 300}, 300),
+    ("FalconConfig", {"max_position_embeddings": 300, "alibi": True}, None),
+    ("BloomConfig", {}, None),
+    ("MptConfig", {}, None),
+    ("RwkvConfig", {}, None),
+    ("MambaConfig", {}, None),
+]
+LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SCALED = [  # of 256 positions, of which 128 were there before scaling
+    (LLAMA3 | {"original_max_position_embeddings": 128}, 256),
+    ({"rope_type": "linear", "factor": 2.0}, 256),
+    ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}, 256),
+    ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "limit"), LIMITS)
+def test_positions_are_those_of_the_configuration(kind: str, settings: dict[str, Any], limit: int | None) -> None:
+    assert positions(getattr(transformers, kind)(**settings)) == limit
+
+
+@pytest.mark.parametrize(("rope", "limit"), SCALED)
+def test_scaled_positions_are_counted_once(rope: dict[str, Any], limit: int) -> None:
+    scaled = rope | {"rope_theta": 10000.0}
+    assert positions(transformers.LlamaConfig(max_position_embeddings=256, rope_parameters=scaled)) == limit
+
+
+def test_a_tokenizer_has_the_models_limit_without_a_warning_and_is_saved_with_its_own(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    of = AutoTokenizer.from_pretrained(tiny_model("plain"))
+    of.model_max_length = 77
+    save(tmp_path, of)
+    loaded = load_tokenizer(str(tmp_path))
+    assert loaded.model_max_length == 512
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    with caplog.at_level(logging.WARNING, "transformers"):
+        assert len(loaded.encode("a " * 600)) > 512
+    assert not caplog.records
+    save_tokenizer(loaded, tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())["model_max_length"] == 77
+    assert loaded.model_max_length == 512
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "bloom"}))
+    assert load_tokenizer(str(tmp_path)).model_max_length == VERY_LARGE_INTEGER
