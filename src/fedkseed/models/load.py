@@ -184,7 +184,7 @@ def load_tokenizer(model: str) -> Any:
         tokenizer.pad_token = tokenizer.eos_token
     if getattr(words := getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None), "dropout", None):
         words.dropout = None
-    if len({*map(tuple, tokenizer([PROBE] * 4, add_special_tokens=False).input_ids)}) > 1:
+    if len({*map(tuple, tokenizer([PROBE] * 4, add_special_tokens=False, verbose=False).input_ids)}) > 1:
         raise FedKSeedError(
             f"the tokenizer of {model} cuts the same text into other tokens each time; training and answers need the "
             "same ones: set enable_sampling to false in its tokenizer_config.json"
