@@ -1,6 +1,7 @@
 import copy
 import itertools
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from fedkseed import FedKSeedError
 from fedkseed.data.batches import IGNORED, collate, endless_batches
 from fedkseed.data.layouts import Example, Turn
-from fedkseed.data.wording import TEMPLATES, Wording, cut, encode, encode_all, packed, prompt_of
+from fedkseed.data.wording import TEMPLATES, Wording, cut, encode, encode_all, encode_each, packed, prompt_of
 from fedkseed.models.load import load_tokenizer
 from fedkseed.randomness import Purpose, generator
 
@@ -51,12 +52,18 @@ def test_the_official_code_words_dolly_and_natural_instructions_differently():
     assert prompt_of("official-ni", without).endswith("### Instruction:\nName it.\n\n### Input:\n\n\n### Response:")
 
 
+ASKED = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}U:{{ m['content'] }}|A:{% else %}"
+    "{{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_many_examples_have_the_tokens_that_each_has_alone(model_folder, template):
     """The oracle calls the tokenizer, one that begins texts with a token of its own, with one text at a time."""
     tokenizer = load_tokenizer(str(model_folder))
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
-    tokenizer.chat_template = "U:{{ messages[0]['content'] }}|A:"
+    tokenizer.chat_template = ASKED
     examples = [Example(f"Q{'?' * n}", "yes " * n, "C" * (n % 2)) for n in range(5)]
     wording = Wording(template, "\n")
     for example, encoded in zip(examples, encode_all(examples, tokenizer, wording), strict=True):
@@ -96,7 +103,7 @@ def test_the_separator_stands_between_prompt_and_response(tokenizer):
 def test_the_chat_template_is_the_tokenizers(tokenizer, monkeypatch):
     with pytest.raises(FedKSeedError, match="has no chat template"):
         Wording("chat").prompt(Example("Q?", "x"), tokenizer)
-    monkeypatch.setattr(tokenizer, "chat_template", "U:{{ messages[0]['content'] }}|A:")
+    monkeypatch.setattr(tokenizer, "chat_template", ASKED)
     assert tokenizer.decode(Wording("chat").prompt(Example("Q?", "x", "C"), tokenizer)) == "U:Q?\n\nC|A:"
 
 
@@ -117,7 +124,7 @@ CHAT = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-# A template of another model's: without the end of text, with spaces around what was said.
+# A template of another model's: without the end of text, with spaces around what was said; it asks always.
 BARE = "{% for m in messages %}[{{ m['role'][0] }}] {{ m['content'] | trim }} {% endfor %}[a]"
 SECTION = "\n\n### Instruction:\n{}\n\n### Response:\n"
 HEAD = prompt_of("paper", Example("How many legs has a cat?", "", "Be brief.")) + "\n"
@@ -130,10 +137,11 @@ WORDED = {  # wording -> its texts, and whether the loss counts them, as a hand 
         *TEN,
     ],
     BARE: [
-        ("[s] Be brief. [u] How many legs has a cat? [a] ", False),
-        FOUR[0],
+        ("[s] Be brief. [u] How many legs has a cat? [a]", False),
+        (" Four.", True),
         (" [u] And a bird? [a]  [u] And a crab? [a]", False),
-        *TEN,
+        (" Ten.", True),
+        TEN[1],
     ],
     "paper": [
         (HEAD, False),
@@ -162,7 +170,8 @@ def test_the_loss_counts_the_answers_of_a_conversation_token_by_token(tokenizer,
     width = batch.tokens.shape[1]
     assert batch.tokens[0].tolist() == tokens + [tokenizer.pad_token_id] * (width - len(tokens))
     assert batch.labels[0].tolist() == labels + [IGNORED] * (width - len(tokens))
-    assert encoded.tokens[encoded.prompt :] == (*tokenizer("Ten.").input_ids, tokenizer.eos_token_id)
+    space = " " * (wording == BARE)
+    assert encoded.tokens[encoded.prompt :] == (*tokenizer(f"{space}Ten.").input_ids, tokenizer.eos_token_id)
 
 
 def test_a_conversation_of_one_answer_has_the_tokens_of_an_instruction(tokenizer, monkeypatch):
@@ -173,20 +182,64 @@ def test_a_conversation_of_one_answer_has_the_tokens_of_an_instruction(tokenizer
         assert (found[0].tokens, found[0].counted) == (found[1].tokens, found[1].counted)
 
 
-def test_a_template_that_writes_earlier_answers_otherwise_is_refused(tokenizer, monkeypatch):
-    for template in ("{{ messages | length }}|{{ messages[0]['content'] }}", CHAT.replace("m['content']", "'x'")):
-        monkeypatch.setattr(tokenizer, "chat_template", template)
-        with pytest.raises(FedKSeedError, match="writes an earlier answer of a conversation otherwise"):
-            encode(TALK, tokenizer, Wording("chat"))
-        assert encode(Example("Q?", "x"), tokenizer, Wording("chat")).prompt > 0
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages | length }}|{{ messages[0]['content'] }}",
+        CHAT.replace("m['content']", "'x'"),
+        CHAT.replace("}}{{ eos", " | upper }}{{ eos"),
+        CHAT.replace("assistant: ", "bot: "),
+    ],
+)
+def test_a_template_that_does_not_write_answers_as_it_asks_for_them_is_refused_with_both_texts(
+    tokenizer, monkeypatch, template
+):
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    for example in (TALK, Example("Q?", "x")):
+        with pytest.raises(FedKSeedError, match=r"it asks by .*and writes"):
+            encode(example, tokenizer, Wording("chat"))
 
 
-def test_an_answer_without_a_question_before_it_is_part_of_the_prompt(tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+def test_an_answer_that_its_template_rewrites_later_is_refused_alone(tokenizer, monkeypatch):
+    """As those of reasoning models, which drop thoughts."""
+    shortened = CHAT.replace("m['content']", "(m['content'] if loop.last else m['content'].split('>')[-1])")
+    monkeypatch.setattr(tokenizer, "chat_template", shortened)
+    thought = Example("And?", "No.", turns=(USER, Turn("assistant", "<Hm>Yes."), Turn("user", "And?")))
+    alike = Example("And?", "No.", turns=(USER, Turn("assistant", "Yes."), Turn("user", "And?")))
+    refused, encoded = encode_each([thought, alike], tokenizer, Wording("chat"))
+    assert "'<Hm>Yes.' otherwise than it asks for one" in str(refused)
+    assert encoded == encode(alike, tokenizer, Wording("chat"))
+
+
+def test_a_greeting_is_counted(tokenizer, monkeypatch):
     example = Example("Hi", "Hello.", turns=(Turn("assistant", "Welcome!"), Turn("user", "Hi")))
-    encoded = encode(example, tokenizer, Wording("chat"))
-    assert encoded.earlier == ()
-    assert tokenizer.decode(encoded.tokens[: encoded.prompt]) == "assistant: Welcome!<end>\nuser: Hi<end>\nassistant: "
+    for template in (CHAT, "{% if messages[0]['role'] %}{% endif %}" + CHAT):  # the second can't ask for a greeting
+        monkeypatch.setattr(tokenizer, "chat_template", template)
+        encoded = encode(example, tokenizer, Wording("chat"))
+        assert [tokenizer.decode(encoded.tokens[begin:end]) for begin, end in encoded.counted] == [
+            "Welcome!<end>", "Hello.<end>",
+        ]  # fmt: skip
+        prompt = tokenizer.decode(encoded.tokens[: encoded.prompt])
+        assert prompt == "assistant: Welcome!<end>\nuser: Hi<end>\nassistant: "
+
+
+def test_a_lone_answer_is_asked_for_by_nothing(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    encoded = encode(Example("", "Welcome!"), tokenizer, Wording("chat"))
+    assert tokenizer.decode(encoded.tokens) == "assistant: Welcome!<end>"
+    assert tokenizer.decode(encoded.tokens[: encoded.prompt]) == "assistant: "
+
+
+@pytest.mark.parametrize("wording", [*WORDED, "alpaca"])
+def test_an_answer_that_is_not_to_be_learned_is_in_the_text_and_not_counted(tokenizer, monkeypatch, wording):
+    monkeypatch.setattr(tokenizer, "chat_template", wording if "{" in wording else None)
+    turns = tuple(turn._replace(counted=turn.text != "Four.") for turn in TALK.turns)
+    every, some = (
+        encode(example, tokenizer, Wording("chat" if "{" in wording else wording))
+        for example in (TALK, replace(TALK, turns=turns))
+    )
+    assert some.tokens == every.tokens
+    assert some.counted == every.counted[1:]
 
 
 def test_the_plain_wording_is_the_instruction_and_its_context_alone():

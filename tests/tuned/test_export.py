@@ -174,8 +174,9 @@ def test_a_modelfile_puts_questions_as_the_model_was_tuned_on_them(runs, model_f
 
 def test_a_modelfile_of_a_chat_template_leaves_out_what_the_tokenizer_adds(runs, model_folder):
     tokenizer = copy.deepcopy(load_tokenizer(str(model_folder)))
-    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<answer>"
-    assert 'TEMPLATE """<user>{{ .Prompt }}<answer>"""' in modelfile("a.gguf", tokenizer, Wording("chat"))
+    turns = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    tokenizer.chat_template = turns + "{% if add_generation_prompt %}<assistant>{% endif %}"
+    assert 'TEMPLATE """<user>{{ .Prompt }}<assistant>"""' in modelfile("a.gguf", tokenizer, Wording("chat"))
 
 
 def test_programs_that_put_messages_to_an_exported_model_use_the_words_on_which_it_was_tuned(

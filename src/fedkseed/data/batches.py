@@ -34,6 +34,7 @@ class Encoded:
     prompt: int
     example: Example
     earlier: tuple[tuple[int, int], ...] = ()  # spans of earlier responses in the prompt, which the loss counts, too
+    around: tuple[str, str] | None = None  # what a chat template writes before and behind the response in it
 
     @property
     def counted(self) -> tuple[tuple[int, int], ...]:

@@ -2,21 +2,18 @@
 
 import json
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from datetime import date
+from itertools import accumulate, chain, pairwise
 from string import Template
-from types import FrameType
 from typing import Any, NamedTuple
 
 from ..errors import FedKSeedError
 from .batches import Encoded
-from .layouts import ASSISTANT, SYSTEM, USER, Example
+from .chat_template import INSTEAD, ChatTemplate
+from .layouts import ASSISTANT, SYSTEM, USER, Example, Turn
 
-MAX_TEMPLATE = 1 << 16  # characters of a chat template, and of what it adds to a text; SmolLM2's has 368
-MAX_STEPS = 20_000  # that a chat template may take for a message; SmolLM2's takes fewer than 40
 REQUEST = "Write a response that appropriately completes the request."
 DOLLY_REQUEST = "Write a response for the task request."
 WITH_INPUT = (
@@ -53,56 +50,6 @@ def _request(example: Example) -> str:
     return example.instruction + (f"\n\n{example.context}" if example.context else "")
 
 
-def _rendered(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
-    """The text that the tokenizer's chat template makes of messages, up to where the next response begins."""
-    if not tokenizer.chat_template:
-        raise FedKSeedError("[data] template = 'chat': the model has no chat template; use 'paper' or 'alpaca'")
-    if len(tokenizer.chat_template) > MAX_TEMPLATE:
-        raise FedKSeedError(
-            f"the model's chat template has {len(tokenizer.chat_template):,} characters, at most {MAX_TEMPLATE:,} go; "
-            "use the template 'paper' or 'alpaca'"
-        )
-    try:
-        with _limited_steps():
-            prompt = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    except FedKSeedError:
-        raise
-    except Exception as error:  # a template is a program of the model's maker, and may fail as any other
-        raise FedKSeedError(
-            f"the model's chat template can't be used: {type(error).__name__}: {error}; use 'paper' or 'alpaca'"
-        ) from error
-    length = sum(len(message["content"]) for message in messages)
-    if len(prompt) > length + MAX_TEMPLATE:
-        raise FedKSeedError(f"the model's chat template made {len(prompt):,} characters of {length:,}")
-    return prompt
-
-
-@contextmanager
-def _limited_steps() -> Iterator[None]:
-    """End a chat template after `MAX_STEPS` steps.
-
-    Templates run in a sandbox without a limit of time, where two nested loops can take years. Steps are counted and not
-    seconds, so that every machine ends the same templates.
-    """
-    from jinja2 import filters
-
-    steps, template_files = iter(range(MAX_STEPS)), ("<template>", filters.__file__)
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename not in template_files:
-            return None
-        if next(steps, None) is None:
-            raise FedKSeedError(f"the model's chat template takes over {MAX_STEPS:,} steps; use 'paper' or 'alpaca'")
-        return trace
-
-    trace_before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(trace_before)
-
-
 # The steps of `Wording.exchanges` in Jinja. All white space of it is inside of tags, and none shows in a prompt.
 CONVERSATION = Template(
     "{{ $begin }}"
@@ -127,6 +74,7 @@ class PromptedResponse(NamedTuple):
     prompt: str
     response: str
     ended: bool = True  # whether the end of text follows, which the loss counts, too
+    around: tuple[str, str] | None = None  # what a chat template writes before and behind what was said
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,28 +85,57 @@ class Wording:
     # Text between the template's end and the response. With none after "### Response:", SmolLM2-135M-Instruct begins up
     # to 8 of 30 answers with the end of text.
     separator: str = "\n"
+    today: date | None = None  # that a chat template writes; None: one that writes a date is refused
 
     def __post_init__(self) -> None:
         if self.template not in TEMPLATES:
             raise FedKSeedError(f"no template is called {self.template!r}; choose one of {', '.join(TEMPLATES)}")
 
     def exchanges(self, example: Example, tokenizer: Any) -> list[PromptedResponse]:
-        """The example as texts: one exchange for each answer in it. A chat template brings its own separator."""
+        """The example as texts: one exchange for each answer that the loss counts.
+
+        A chat template brings its own separator and its own end of an answer.
+
+        Raises:
+            FedKSeedError: the chat template can't word the example.
+        """
         if example.plain:
             return [PromptedResponse("", example.response)]
         if self.template == "chat":
-            return _answers(example, tokenizer)
+            return self._chat_exchanges(example, tokenizer)
         if not example.turns:
             return [PromptedResponse(prompt_of(self.template, example) + self.separator, example.response)]
         exchanges, questions, system = list[PromptedResponse](), list[str](), list[str]()
-        for role, text in chain(example.turns, [(ASSISTANT, example.response)]):
-            if role == ASSISTANT and text.strip():
+        before = ""  # answers that the loss does not count, with what asks for them
+        for turn in chain(example.turns, [Turn(ASSISTANT, example.response)]):
+            if turn.role == ASSISTANT and turn.text.strip():
                 request = Example("\n\n".join(questions), "", "\n\n".join(system))
-                prompt = prompt_of(self.template, request, later=bool(exchanges))
-                exchanges.append(PromptedResponse(prompt + self.separator, text))
-                questions, system = [], []
-            elif role != ASSISTANT:
-                (system if role == SYSTEM else questions).append(text)
+                prompt = before + prompt_of(self.template, request, later=bool(exchanges or before)) + self.separator
+                questions, system, before = [], [], ""
+                if turn.counted:
+                    exchanges.append(PromptedResponse(prompt, turn.text))
+                else:
+                    before = prompt + turn.text + tokenizer.eos_token
+            elif turn.role != ASSISTANT:
+                (system if turn.role == SYSTEM else questions).append(turn.text)
+        return exchanges
+
+    def _chat_exchanges(self, example: Example, tokenizer: Any) -> list[PromptedResponse]:
+        """The exchanges in the one text that the chat template makes of a conversation."""
+        template, turns = ChatTemplate.of(tokenizer, self.today), _turns(example)
+        messages = _messages([*turns, Turn(ASSISTANT, example.response)])
+        whole, answers = template.answers(messages)
+        exchanges, at, end = list[PromptedResponse](), 0, tokenizer.eos_token
+        for answer, turn in zip(answers, [*turns, None], strict=True):
+            if answer and answer.counted and (turn is None or turn.counted):
+                around = whole[answer.begin : answer.said], template.tail or end
+                counted = whole[answer.begin : answer.end]
+                ended = counted.endswith(end) or (turn is None and template.end is None)
+                prompt = whole[at : answer.begin]
+                exchanges.append(PromptedResponse(prompt, counted.removesuffix(end), ended, around))
+                at = answer.end
+        if not (answers[-1] and answers[-1].counted):
+            raise FedKSeedError(f"the marks of the model's chat template leave out the last answer; {INSTEAD}")
         return exchanges
 
     def chat_template(self, tokenizer: Any) -> str:
@@ -167,22 +144,45 @@ class Wording:
         It is in Jinja, as those of tokenizers are, without a space or line of its own that would show in the text.
         """
         if self.template == "chat":
-            _rendered([{"role": USER, "content": ""}], tokenizer)  # refuses what a run would refuse
-            return tokenizer.chat_template
+            return ChatTemplate.of(tokenizer, self.today).text  # refuses what a run would refuse
         return CONVERSATION.substitute(
-            begin=json.dumps(tokenizer.decode(tokenizer("").input_ids), ensure_ascii=False),  # put before each text
+            begin=json.dumps(tokenizer.decode(beginning(tokenizer)), ensure_ascii=False),
             first=_as_jinja(lambda example: prompt_of(self.template, example) + self.separator),
             later=_as_jinja(lambda example: prompt_of(self.template, example, later=True) + self.separator),
         )
 
     def text(self, example: Example, tokenizer: Any) -> str:
-        """The prompt of one example without earlier turns, as text."""
+        """The prompt of one example without earlier answers, as text."""
+        if self.template == "chat":
+            return ChatTemplate.of(tokenizer, self.today).render(_messages(_turns(example)), asks=True)
         return self.exchanges(example, tokenizer)[0].prompt
 
     def prompt(self, example: Example, tokenizer: Any) -> list[int]:
         """The prompt of one example as tokens."""
-        encoded = encode(example, tokenizer, self)
-        return list(encoded.tokens[: encoded.prompt])
+        begin = [] if self.template == "chat" else beginning(tokenizer)
+        return begin + tokenizer(self.text(example, tokenizer), add_special_tokens=False).input_ids
+
+    def ends(self, tokenizer: Any) -> list[int]:
+        """The tokens that end an answer: the end of text, and that which the chat template writes behind one."""
+        end = ChatTemplate.of(tokenizer, self.today).end if self.template == "chat" else None
+        return list(dict.fromkeys([tokenizer.eos_token_id, *([] if end is None else [end])]))
+
+
+def beginning(tokenizer: Any) -> list[int]:
+    """The tokens that a tokenizer puts before each text by itself; those that it puts behind are left out."""
+    whole, text = (tokenizer("a", add_special_tokens=special).input_ids for special in (True, False))
+    starts = (k for k in range(len(whole)) if whole[k : k + len(text)] == text)
+    return whole[: next(starts, 0)]
+
+
+def _turns(example: Example) -> Sequence[Turn]:
+    """The messages before the response; none where nothing is asked."""
+    request = _request(example)
+    return example.turns or ([Turn(USER, request)] if request else [])
+
+
+def _messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
+    return [{"role": turn.role, "content": turn.text} for turn in turns]
 
 
 def _as_jinja(prompt: Callable[[Example], str]) -> str:
@@ -197,62 +197,82 @@ def _as_jinja(prompt: Callable[[Example], str]) -> str:
     return f"({expression(Example(asked, '', system))}) if system else ({expression(Example(asked, ''))})"
 
 
-def _answers(example: Example, tokenizer: Any) -> list[PromptedResponse]:
-    """The exchanges of an example in the text that the chat template makes of it.
-
-    Each answer begins where the template, given the messages before it, asks for one. The end of text is counted where
-    the template writes it.
-
-    Raises:
-        FedKSeedError: the template writes earlier answers elsewhere, or otherwise than they are.
-    """
-    messages, end = [{"role": turn.role, "content": turn.text} for turn in example.turns], tokenizer.eos_token
-    messages = messages or [{"role": USER, "content": _request(example)}]
-    whole, exchanges, at = _rendered(messages, tokenizer), list[PromptedResponse](), 0
-    for k, message in enumerate(messages):
-        text = message["content"]
-        if message["role"] != ASSISTANT or not text.strip() or k == 0:
-            continue
-        asked = _rendered(messages[:k], tokenizer)
-        begin = len(whole) - len(whole[len(asked) :].lstrip())
-        answer = next((form for form in (text.lstrip(), text.strip()) if whole.startswith(form, begin)), None)
-        if answer is None or not whole.startswith(asked):
-            raise FedKSeedError(
-                "the model's chat template writes an earlier answer of a conversation otherwise than it asks for one, "
-                "and the loss could not find it; use the template 'paper' or 'alpaca'"
-            )
-        ended = whole.startswith(end, begin + len(answer))
-        exchanges.append(PromptedResponse(whole[at:begin], answer, ended))
-        at = begin + len(answer) + len(end) * ended
-    return [*exchanges, PromptedResponse(whole[at:], example.response)]
-
-
 def encode(example: Example, tokenizer: Any, wording: Wording) -> Encoded:
-    """Encode one example; prompt and response are tokenised apart, so that generation has the same prompt tokens."""
+    """Encode one example; its prompt has the tokens that generation has."""
     return encode_all([example], tokenizer, wording)[0]
 
 
 def encode_all(examples: Sequence[Example], tokenizer: Any, wording: Wording) -> list[Encoded]:
-    """Encode many examples, each as `encode` does; fast tokenizers use all cores for a list."""
+    """Encode many examples, each as `encode` does; fast tokenizers use all cores for a list.
 
-    def tokens(texts: Sequence[str], special: bool = False) -> list[list[int]]:
-        return tokenizer(list(texts), add_special_tokens=special).input_ids if texts else []
-
-    is_chat, encoded = wording.template == "chat", list[Encoded]()
-    conversations = [wording.exchanges(example, tokenizer) for example in examples]
-    firsts = tokens([exchanges[0].prompt for exchanges in conversations], special=not is_chat)
-    begin = tokens([""], special=True)[0] if is_chat and any(e.plain for e in examples) else []
-    later = iter(tokens([exchange.prompt for exchanges in conversations for exchange in exchanges[1:]]))
-    answers = iter(tokens([exchange.response for exchanges in conversations for exchange in exchanges]))
-    for example, exchanges, first in zip(examples, conversations, firsts, strict=True):
-        text, spans = list(begin if is_chat and example.plain else first), list[tuple[int, int]]()
-        for k, exchange in enumerate(exchanges):
-            text += next(later) if k else []
-            start = len(text)
-            text += [*next(answers), tokenizer.eos_token_id] if exchange.ended else next(answers)
-            spans.append((start, len(text)))
-        encoded.append(Encoded(tuple(text), spans[-1][0], example, tuple(spans[:-1])))
+    Raises:
+        FedKSeedError: the chat template can't word one of them.
+    """
+    encoded = list[Encoded]()
+    for each in encode_each(examples, tokenizer, wording):
+        if isinstance(each, FedKSeedError):
+            raise each
+        encoded.append(each)
     return encoded
+
+
+def encode_each(examples: Sequence[Example], tokenizer: Any, wording: Wording) -> list[Encoded | FedKSeedError]:
+    """Encode many examples; in place of one that the chat template can't word there is the reason.
+
+    A conversation is tokenised as one text, as programs do that are asked in it, and each prompt in it has the tokens
+    that it has alone. Where a token would reach over the edge of an answer, and for an instruction in a wording of our
+    own, prompts and answers are tokenised apart.
+    """
+
+    def tokens(texts: Sequence[str]) -> list[list[int]]:
+        return tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
+
+    begin, conversations = beginning(tokenizer), [_attempt(wording, example, tokenizer) for example in examples]
+    parts = [[] if isinstance(pieces, FedKSeedError) else _parts(pieces, tokenizer) for pieces in conversations]
+    encoded, every = list[Encoded | FedKSeedError](), iter(tokens([text for texts in parts for text in texts]))
+    for example, exchanges, texts in zip(examples, conversations, parts, strict=True):
+        if isinstance(exchanges, FedKSeedError):
+            encoded.append(exchanges)
+            continue
+        pieces = [next(every) for _ in texts]
+        if _is_one_text(exchanges):  # each piece is the beginning of the next
+            if all(pieces[-1][: len(piece)] == piece for piece in pieces):
+                pieces = [pieces[-1][first:stop] for first, stop in pairwise([0, *map(len, pieces)])]
+            else:
+                pieces = tokens(_texts(exchanges, tokenizer))
+        text, spans = list(begin) if exchanges[-1].around is None else [], list[tuple[int, int]]()
+        for prompt, answer in zip(pieces[::2], pieces[1::2], strict=True):
+            spans.append((len(text) + len(prompt), len(text) + len(prompt) + len(answer)))
+            text += prompt + answer
+        if exchanges[-1].ended:
+            text.append(tokenizer.eos_token_id)
+        encoded.append(Encoded(tuple(text), spans[-1][0], example, tuple(spans[:-1]), exchanges[-1].around))
+    return encoded
+
+
+def _attempt(wording: Wording, example: Example, tokenizer: Any) -> list[PromptedResponse] | FedKSeedError:
+    try:
+        return wording.exchanges(example, tokenizer)
+    except FedKSeedError as error:
+        return error
+
+
+def _texts(exchanges: Sequence[PromptedResponse], tokenizer: Any) -> list[str]:
+    """Prompts and answers in turn; the end of text is written behind all answers but the last, where it is a token."""
+    ended = [each.ended for each in exchanges[:-1]]
+    ends = [*(tokenizer.eos_token if end else "" for end in ended), ""]
+    return [text for each, end in zip(exchanges, ends, strict=True) for text in (each.prompt, each.response + end)]
+
+
+def _is_one_text(exchanges: Sequence[PromptedResponse]) -> bool:
+    """Whether exchanges are tokenised as one text; prompt and response of an instruction are tokenised apart."""
+    return len(exchanges) > 1 or exchanges[0].around is not None
+
+
+def _parts(exchanges: Sequence[PromptedResponse], tokenizer: Any) -> list[str]:
+    """The texts of an example to tokenise: up to each edge of an answer where they are one text, else each."""
+    texts = _texts(exchanges, tokenizer)
+    return list(accumulate(texts)) if _is_one_text(exchanges) else texts
 
 
 def packed(texts: Sequence[Encoded], limit: int, tokenizer: Any) -> list[Encoded]:

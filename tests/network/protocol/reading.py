@@ -221,8 +221,7 @@ def template(name: str, instruction: str, context: str) -> str:
 
 def chatml(messages: Sequence[tuple[str, str]]) -> str:
     """The chat template of the vectors, by hand."""
-    said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
-    return said + "<|im_start|>assistant\n"
+    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
 
 
 def pieces_of(name: str, separator: str, row: dict[str, Any]) -> list[tuple[str, str, bool]]:
@@ -248,16 +247,14 @@ def pieces_of(name: str, separator: str, row: dict[str, Any]) -> list[tuple[str,
 
 
 def chat_pieces(messages: Sequence[tuple[str, str]], response: str) -> list[tuple[str, str, bool]]:
-    whole, at, found = chatml(messages), 0, []
-    for k, (role, text) in enumerate(messages):
-        if role == "assistant" and text.strip() and k:
-            begin = len(chatml(messages[:k]))
-            begin += len(whole[begin:]) - len(whole[begin:].lstrip())
-            said = text.lstrip() if whole.startswith(text.lstrip(), begin) else text.strip()
-            ended = whole.startswith("<|im_end|>", begin + len(said))
-            found.append((whole[at:begin], said, ended))
-            at = begin + len(said) + 10 * ended
-    return [*found, (whole[at:], response, True)]
+    every = [*messages, ("assistant", response)]
+    whole, at, found = chatml(every), 0, []
+    for k, (role, text) in enumerate(every):
+        if role == "assistant" and (text.strip() or k == len(messages)):
+            begin = len(chatml(every[:k]) + "<|im_start|>assistant\n")
+            found.append((whole[at:begin], text, True))
+            at = begin + len(text + "<|im_end|>")
+    return found
 
 
 def packed(texts: Sequence[tuple[str, list[int]]], limit: int, begin: list[int], end: int) -> list[list[int]]:

@@ -395,6 +395,9 @@ EXAMPLES = [
 ]  # fmt: skip
 
 
+PIECE = "prompt", "response", "ended"
+
+
 def prompts() -> Iterator[dict[str, Any]]:
     bytes_ = tokenizer()
     for template in ("paper", "alpaca", "official-dolly", "official-ni", "plain", "chat"):
@@ -403,7 +406,7 @@ def prompts() -> Iterator[dict[str, Any]]:
                 continue
             wording = Wording(template, separator)
             for example, encoded in zip(EXAMPLES, encode_all(EXAMPLES, bytes_, wording), strict=True):
-                pieces = [piece._asdict() for piece in wording.exchanges(example, bytes_)]
+                pieces = [dict(zip(PIECE, piece, strict=False)) for piece in wording.exchanges(example, bytes_)]
                 row = {"instruction": example.instruction, "context": example.context, "response": example.response}
                 row |= {
                     "turns": [{"role": turn.role, "text": turn.text} for turn in example.turns],

@@ -1,0 +1,246 @@
+"""A tokenizer's chat template: the text that it writes, the places of answers in it, and the token that ends one.
+
+A template is a program of the model's maker. It is run within limits of steps and characters, and what it does to an
+answer is found by trying: it is given a conversation whose answers are known.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import date
+from functools import lru_cache
+from types import FrameType
+from typing import Any, NamedTuple
+
+from ..errors import FedKSeedError
+from .layouts import ASSISTANT, USER
+
+MAX_TEMPLATE = 1 << 16  # characters of a chat template, and of what it adds to a text; SmolLM2's has 368
+MAX_STEPS = 20_000  # that a chat template may take for a message; SmolLM2's takes fewer than 40
+SHOWN = 120  # characters of a rendering in an error
+INSTEAD = "use the template 'paper' or 'alpaca'"
+CLOCK = "strftime_now"  # transformers' function for templates that write the date
+# What templates ask of it; a format is cut into these, and all else of it is copied.
+DIRECTIVES = (*(f"%{letter}" for letter in "aAbBcdeDFHIjmMpSTuUVwWxXyY"), "%-d", "%-m")
+MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+QUESTION, ANSWER = "Where is the station?", "Station 7364 is beside bridge 81."
+
+Messages = Sequence[Mapping[str, str]]
+
+
+class Answer(NamedTuple):
+    """The place of an answer in a rendered conversation, in characters."""
+
+    begin: int  # where the text ends with which the template asks for it
+    said: int  # where its own text begins: a template may write something before it, as an empty thought
+    end: int  # behind what ends it
+    counted: bool = True  # by the template's own marks, where it has any
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A tokenizer's chat template with the date that it writes, and the texts that it puts around an answer."""
+
+    tokenizer: Any
+    text: str  # the template
+    leads: tuple[str, ...]  # what may stand between the request for an answer and the answer
+    tail: str  # what ends an answer, up to the first special token
+
+    @classmethod
+    def of(cls, tokenizer: Any, today: date | None) -> "ChatTemplate":
+        """The chat template of a tokenizer.
+
+        Args:
+            today: the date for a template that writes one.
+
+        Raises:
+            FedKSeedError: there is none, it can't be used, it needs a date, or an answer can't be found in what it
+                writes.
+        """
+        return _tried(tokenizer, pinned(tokenizer, today))
+
+    @property
+    def end(self) -> int | None:
+        """The special token that ends an answer; None: there is none, or the text that ends one has several tokens."""
+        tokens = self.tokenizer(self.tail.lstrip(), add_special_tokens=False).input_ids if self.tail.strip() else []
+        return tokens[0] if len(tokens) == 1 else None
+
+    def render(self, messages: Messages, asks: bool = False) -> str:
+        """The text of messages; with a request for an answer if it `asks`."""
+        return _rendered(self.tokenizer, self.text, messages, asks)[0]
+
+    def answers(self, messages: Messages) -> tuple[str, list[Answer | None]]:
+        """The text of messages, and where each is an answer; None: it is none, or empty and not the last.
+
+        Raises:
+            FedKSeedError: an answer stands elsewhere than the template asks for it, or otherwise than it is.
+        """
+        has_marks = bool(MARKS.search(self.text))
+        whole, marks = _rendered(self.tokenizer, self.text, messages, marked=has_marks)
+        answers = list[Answer | None]()
+        for k, message in enumerate(messages):
+            if message["role"] != ASSISTANT or not (message["content"].strip() or k == len(messages) - 1):
+                answers.append(None)
+                continue
+            answer = self._place(whole, messages, k, max((a.end for a in answers if a), default=0))
+            marked = next((stop for first, stop in marks if first < answer.end and answer.said < stop), None)
+            if marked is not None:  # the maker's own mark also says what ends the answer
+                answer = answer._replace(end=max(answer.end, len(whole[:marked].rstrip())))
+            answers.append(answer._replace(counted=marked is not None or not has_marks))
+        return whole, answers
+
+    def _place(self, whole: str, messages: Messages, k: int, at: int) -> Answer:
+        """The place of message `k`, an answer, in the text of all messages.
+
+        Args:
+            at: where the answer before it ends.
+        """
+        text, asked = messages[k]["content"], ""
+        try:
+            asked = self.render(messages[:k], asks=True)
+        except FedKSeedError:
+            if k:
+                raise
+        if asked and whole.startswith(asked):
+            begin = len(asked)
+        elif k == 0 and (header := self.header()):  # a greeting, for which some templates can't ask
+            begin = whole.find(header, at) + len(header)
+        else:
+            begin = len(whole)
+        forms = dict.fromkeys((text, text.strip(), text.lstrip(), text.rstrip()))
+        places = [
+            Answer(begin, begin + len(lead), begin + len(lead + form))
+            for lead in self.leads
+            for form in forms
+            if whole.startswith(lead + form, begin)
+        ]
+        ended = [place for place in places if whole.startswith(self.tail, place.end)]
+        if ended:
+            return ended[0]._replace(end=ended[0].end + len(self.tail))
+        if places:
+            return places[0]
+        written = whole[max(0, len(asked) - SHOWN // 2) :][:SHOWN]
+        raise FedKSeedError(
+            f"the model's chat template writes the answer {text[:40]!r} otherwise than it asks for one, and the loss "
+            f"could not find it: it asks by …{asked[-SHOWN // 2 :]!r}, and writes …{written!r}…; {INSTEAD}"
+        )
+
+    def header(self) -> str:
+        """The text with which the template asks for an answer, without what is before it."""
+        question = [{"role": USER, "content": QUESTION}]
+        asked, plain = self.render(question, asks=True), self.render(question)
+        return asked.removeprefix(plain) if asked.startswith(plain) else ""
+
+
+@lru_cache(maxsize=16)
+def _tried(tokenizer: Any, text: str) -> ChatTemplate:
+    question, answer = ({"role": role, "content": said} for role, said in ((USER, QUESTION), (ASSISTANT, ANSWER)))
+    asked, plain = (_rendered(tokenizer, text, [question], asks)[0] for asks in (True, False))
+    last, earlier = _rendered(tokenizer, text, [question, answer])[0], ""
+    # A template that cares for turns may refuse a second question, and one of a single exchange a second answer.
+    with suppress(FedKSeedError):
+        earlier = _rendered(tokenizer, text, [question, answer, question, answer])[0]
+    behind = [whole.removeprefix(asked).partition(ANSWER) for whole in (last, earlier) if whole.startswith(asked)]
+    leads = dict.fromkeys(lead for lead, found, _ in behind if found)
+    if not leads:
+        raise FedKSeedError(
+            "the model's chat template does not write an answer behind what asks for it: it asks by "
+            f"{asked[-SHOWN:]!r}, and writes {last[-SHOWN:]!r}; {INSTEAD}"
+        )
+    tail = last.removeprefix(asked).partition(ANSWER)[2]
+    special = sorted((token for token in tokenizer.get_added_vocab() if token.strip()), key=len, reverse=True)
+    first = re.search("|".join(map(re.escape, special)), tail) if special else None
+    tail = tail[: first.end()] if first else tail.rstrip()
+    if asked == plain and not earlier.partition(ANSWER)[2].startswith(tail):
+        tail = ""  # the template asks for an answer always, also behind the last, and nothing ends one
+    return ChatTemplate(tokenizer, text, tuple(leads), tail)
+
+
+def uses_clock(tokenizer: Any) -> bool:
+    """Whether a tokenizer's chat template writes today's date."""
+    text = _own_text(tokenizer)
+    return text is not None and CLOCK in text and not re.search(rf"macro\s+{CLOCK}", text)
+
+
+def pinned(tokenizer: Any, today: date | None) -> str:
+    """A tokenizer's chat template, in which the date is always the same one.
+
+    A macro of the name of transformers' function comes before it; other programs that run templates know macros, too.
+    """
+    text = _own_text(tokenizer)
+    if not text:
+        raise FedKSeedError(f"[data] template = 'chat': the model has no chat template; {INSTEAD}")
+    if len(text) > MAX_TEMPLATE:
+        raise FedKSeedError(
+            f"the model's chat template has {len(text):,} characters, at most {MAX_TEMPLATE:,} go; {INSTEAD}"
+        )
+    if not uses_clock(tokenizer):
+        return text
+    if today is None:
+        raise FedKSeedError(
+            "the model's chat template writes today's date, which differs from day to day and from party to party; "
+            f"give one date for all: [data] date = {date.today()}"
+        )
+    written = "".join(f" | replace({name!r}, {today.strftime(name)!r})" for name in DIRECTIVES)
+    return f"{{% macro {CLOCK}(format) %}}{{{{ format{written} }}}}{{% endmacro %}}{text}"
+
+
+def _own_text(tokenizer: Any) -> str | None:
+    """The template, the one named `default` where there are several."""
+    template = tokenizer.chat_template
+    return template.get("default") if isinstance(template, dict) else template
+
+
+def _rendered(
+    tokenizer: Any, text: str, messages: Messages, asks: bool = False, marked: bool = False
+) -> tuple[str, list[tuple[int, int]]]:
+    """The text that a template makes of messages, and the spans that its own marks name where `marked`."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        with _limited_steps():
+            (rendered,), spans = render_jinja_template(
+                [[dict(message) for message in messages]],
+                chat_template=text,
+                add_generation_prompt=asks,
+                return_assistant_tokens_mask=marked,
+                **tokenizer.special_tokens_map,
+            )
+    except FedKSeedError:
+        raise
+    except Exception as error:  # a template is a program of the model's maker, and may fail as any other
+        raise FedKSeedError(
+            f"the model's chat template can't be used: {type(error).__name__}: {error}; {INSTEAD}"
+        ) from error
+    length = sum(len(message["content"]) for message in messages)
+    if len(rendered) > length + MAX_TEMPLATE:
+        raise FedKSeedError(f"the model's chat template made {len(rendered):,} characters of {length:,}")
+    return rendered, [(int(first), int(stop)) for first, stop in (spans[0] if marked else ())]
+
+
+@contextmanager
+def _limited_steps() -> Iterator[None]:
+    """End a chat template after `MAX_STEPS` steps.
+
+    Templates run in a sandbox without a limit of time, where two nested loops can take years. Steps are counted and not
+    seconds, so that every machine ends the same templates.
+    """
+    from jinja2 import filters
+
+    steps, template_files = iter(range(MAX_STEPS)), ("<template>", filters.__file__)
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in template_files:
+            return None
+        if next(steps, None) is None:
+            raise FedKSeedError(f"the model's chat template takes over {MAX_STEPS:,} steps; {INSTEAD}")
+        return trace
+
+    trace_before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(trace_before)

@@ -1,0 +1,114 @@
+"""The way in which answers are found in what a chat template writes; wordings by templates are in test_wording.py."""
+
+from datetime import date
+
+import pytest
+
+from fedkseed import FedKSeedError
+from fedkseed.data.chat_template import DIRECTIVES, ChatTemplate, pinned, uses_clock
+from fedkseed.data.layouts import Example, Turn
+from fedkseed.data.wording import Wording, encode
+from fedkseed.models.load import load_tokenizer
+
+TURNS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}"
+ASK = "{% if add_generation_prompt %}[assistant]{% endif %}"
+DAY = date(2026, 3, 7)
+
+
+@pytest.fixture
+def tokenizer(model_folder):
+    return load_tokenizer(str(model_folder))
+
+
+@pytest.mark.parametrize(
+    ("template", "leads", "tail", "ends"),
+    [
+        (TURNS + "{{ eos_token }}\n{% endfor %}" + ASK, ("",), "<end>", True),
+        (TURNS + " {{ eos_token }}{% endfor %}" + ASK, ("",), " <end>", True),
+        (TURNS + "\n###\n{% endfor %}" + ASK, ("",), "\n###", False),
+        (TURNS + "\n{% endfor %}" + ASK, ("",), "", False),
+        (TURNS + "{{ eos_token }}\n{% endfor %}" + ASK + "{{ eos_token }}", (), None, None),
+        (
+            TURNS.replace("]{{", "]{% if loop.last and m['role'] == 'assistant' %}(no thought){% endif %}{{")
+            + "{{ eos_token }}{% endfor %}" + ASK,
+            ("(no thought)", ""), "<end>", True,
+        ),
+        ("{% for m in messages %}[{{ m['role'][0] }}]{{ m['content'] }}{% endfor %}[a]", ("",), "", False),
+    ],
+)  # fmt: skip
+def test_what_stands_around_an_answer_is_found_by_trying(tokenizer, template, leads, tail, ends):
+    tokenizer.chat_template = template
+    if not leads:
+        with pytest.raises(FedKSeedError, match=r"does not write an answer behind what asks for it.*and writes"):
+            ChatTemplate.of(tokenizer, None)
+        return
+    made = ChatTemplate.of(tokenizer, None)
+    assert (made.leads, made.tail, made.end is not None) == (leads, tail, ends)
+
+
+MARKED = (
+    "{% for m in messages %}[{{ m['role'] }}]{% if m['role'] == 'assistant' and 'skip' not in m['content'] %}"
+    "{% generation %}{{ m['content'] }}{{ eos_token }}\n{% endgeneration %}"
+    "{% else %}{{ m['content'] }}{{ eos_token }}\n{% endif %}{% endfor %}" + ASK
+)
+
+
+def test_answers_without_the_templates_own_mark_are_not_counted(tokenizer):
+    tokenizer.chat_template = MARKED
+    turns = [("user", "A?"), ("assistant", "one"), ("user", "B?"), ("assistant", "skip two"), ("user", "C?")]
+    encoded = encode(Example("C?", "three", turns=tuple(Turn(*turn) for turn in turns)), tokenizer, Wording("chat"))
+    counted = [tokenizer.decode(encoded.tokens[begin:end]) for begin, end in encoded.counted]
+    assert counted == ["one<end>", "three<end>"]
+    messages = [{"role": role, "content": text} for role, text in [*turns, ("assistant", "three")]]
+    asked = {"return_dict": True, "return_assistant_tokens_mask": True}
+    theirs = tokenizer.apply_chat_template(messages, **asked)
+    assert list(encoded.tokens) == theirs["input_ids"][: len(encoded.tokens)]
+    ours = [any(begin <= k < end for begin, end in encoded.counted) for k in range(len(encoded.tokens))]
+    line_ends = [tokenizer.decode([token]) == "\n" for token in encoded.tokens]  # behind the end of an answer
+    marks = [bool(mark) for mark in theirs["assistant_masks"]]
+    assert ours == [mark and not end for mark, end in zip(marks, line_ends, strict=False)]
+    with pytest.raises(FedKSeedError, match="leave out the last answer"):
+        encode(Example("A?", "skip it", turns=(Turn("user", "A?"),)), tokenizer, Wording("chat"))
+
+
+def test_a_template_that_writes_the_date_writes_the_one_that_it_is_given(tokenizer):
+    day = "{{ strftime_now('%d %B %Y, a %A, %-d.%-m.%y') }}"
+    tokenizer.chat_template = day + TURNS + "{{ eos_token }}{% endfor %}" + ASK
+    with pytest.raises(FedKSeedError, match=r"writes today's date.*\[data\] date = 20"):
+        encode(Example("A?", "B."), tokenizer, Wording("chat"))
+    encoded = encode(Example("A?", "B."), tokenizer, Wording("chat", today=DAY))
+    assert tokenizer.decode(encoded.tokens).startswith(
+        "07 March 2026, a Saturday, 7.3.26[user]A?<end>[assistant]B.<end>"
+    )
+    assert uses_clock(tokenizer)
+    tokenizer.chat_template = Wording("chat", today=DAY).chat_template(tokenizer)
+    assert not uses_clock(tokenizer)
+    again = tokenizer.apply_chat_template([{"role": "user", "content": "A?"}], add_generation_prompt=True)
+    assert again["input_ids"] == list(encoded.tokens[: encoded.prompt])
+
+
+@pytest.mark.parametrize("name", DIRECTIVES)
+def test_every_part_of_a_date_is_written_as_python_does(tokenizer, name):
+    tokenizer.chat_template = f"{{{{ strftime_now('a {name} b') }}}}"
+    messages = [{"role": "user", "content": "A?"}]
+    written = tokenizer.apply_chat_template(messages, chat_template=pinned(tokenizer, DAY), tokenize=False)
+    assert written == f"a {DAY.strftime(name)} b"
+
+
+def test_a_template_that_asks_whether_the_clock_is_there_is_given_the_date(tokenizer):
+    tokenizer.chat_template = (
+        "{% if strftime_now is defined %}{% set day = strftime_now('%d %b %Y') %}"
+        "{% else %}{% set day = '?' %}{% endif %}"
+        "{{ day }}" + TURNS + "{{ eos_token }}{% endfor %}" + ASK
+    )
+    text = ChatTemplate.of(tokenizer, DAY).render([{"role": "user", "content": "A?"}], asks=True)
+    assert text == "07 Mar 2026[user]A?<end>[assistant]"
+
+
+def test_of_several_templates_the_default_is_taken(tokenizer):
+    plain = TURNS + "{{ eos_token }}{% endfor %}" + ASK
+    tokenizer.chat_template = {"default": plain, "tool_use": "x"}
+    assert ChatTemplate.of(tokenizer, None).text == plain
+    tokenizer.chat_template = {"tool_use": "x"}
+    with pytest.raises(FedKSeedError, match="has no chat template"):
+        ChatTemplate.of(tokenizer, None)
