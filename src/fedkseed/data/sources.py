@@ -8,6 +8,8 @@ from ..errors import FedKSeedError
 from .file_formats import READABLE, SAMPLES, format_of, is_saved, open_rows
 from .layouts import LAYOUTS, Example, RowLayout, fit, normalised
 
+FAULTS_SHOWN = 20  # faulty rows in an error; of more, their number
+
 
 @dataclass(slots=True)
 class DataFile:
@@ -22,6 +24,27 @@ class DataFile:
     empty: int = 0  # rows left out because there is nothing to learn
     lacking: list[str] = field(default_factory=list)  # columns that a recipe names and no row has
     columns: list[str] = field(default_factory=list)  # those of the first row
+    faults: list[str] = field(default_factory=list)  # of rows that can't be used, as "line 3: the reason"
+    leaves_out: bool = False  # whether the owner has asked to leave such rows out
+
+    def add_fault(self, error: FedKSeedError) -> None:
+        """Note a row that can't be used; the error's text begins with its place, as `place` gives it."""
+        self.faults.append(str(error).removeprefix(f"{self.source}, "))
+
+    def refuse_faults(self) -> None:
+        """Refuse the file if some rows can't be used, unless its owner has asked to leave them out.
+
+        Raises:
+            FedKSeedError: the text has the place and the reason of each row, or of the first `FAULTS_SHOWN`.
+        """
+        if not self.faults or self.leaves_out:
+            return
+        remedy = "mend or remove them, or leave them out by [data] leave_out_faulty = true"
+        if len(self.faults) == 1:
+            raise FedKSeedError(f"{self.source}, {self.faults[0]} ([data] leave_out_faulty = true leaves the row out)")
+        more = len(self.faults) - FAULTS_SHOWN
+        shown = [*self.faults[:FAULTS_SHOWN], *([f"and {more:,} more"] if more > 0 else [])]
+        raise FedKSeedError(f"{self.source}: {len(self.faults):,} faulty rows; {remedy}. {'; '.join(shown)}")
 
     def place(self, index: int) -> str:
         """The place of an example, for an error."""
@@ -31,7 +54,9 @@ class DataFile:
         """One line on the file: its rows and layout, rows without a response, and `more`."""
         empty = f"{self.empty:,} without a response left out" if self.empty else ""
         repeated = len(self.examples) - len(set(self.examples))
-        remarks = ", ".join(filter(None, (empty, f"{repeated:,} repeated" if repeated else "", *more)))
+        count = len(self.faults)
+        faults = f"{count:,} faulty row{'s' * (count != 1)} left out: {self.faults[0]}" if count else ""
+        remarks = ", ".join(filter(None, (empty, f"{repeated:,} repeated" if repeated else "", *more, faults)))
         rows = f"{len(self.examples):,} row{'s' * (len(self.examples) != 1)} as {self.layout.title}"
         return f"{self.name}: {rows}" + (f"; {remarks}" if remarks else "")
 
@@ -43,6 +68,7 @@ class Reader:
     columns: Mapping[str, str] = field(default_factory=dict)  # names that differ, as in {"instruction": "question"}
     layout: str | None = None  # a name of `LAYOUTS`; None: the one that fits the columns of each file
     strict: bool = False  # refuse rows without a response and repeated ones; else leave out the first, and count both
+    leave_out_faulty: bool = False  # leave out rows that can't be read, and count them; else refuse the file
 
     def file(self, source: str, name: str | None = None) -> DataFile:
         """The examples of a file, a folder that `save_to_disk` wrote, a sample, or a data set on the hub.
@@ -52,6 +78,7 @@ class Reader:
         """
         place_of_file, rows = open_rows(source)
         file = DataFile(name or (source if source in SAMPLES else Path(source).name), place_of_file)
+        file.leaves_out = self.leave_out_faulty
         first_places: dict[Example, str] = {}
         lacking = {normalised(column): column for column in self.columns.values()}
         for place, row in rows:
@@ -62,7 +89,11 @@ class Reader:
                 file.layout, file.columns = fit(row, self.columns, self.layout, where), [*map(str, row)]
             for column in map(normalised, map(str, row)) if lacking else ():
                 lacking.pop(column, None)
-            example = file.layout.example(row, where)
+            try:
+                example = file.layout.example(row, where)
+            except FedKSeedError as error:
+                file.add_fault(error)
+                continue
             is_empty = not example.response.strip()
             first = first_places.setdefault(example, place) if self.strict else place
             if self.strict and (is_empty or first != place):
@@ -75,6 +106,7 @@ class Reader:
             file.examples.append(example)
             file.places.append(place)
             file.clients.append(file.layout.client(row))
+        file.refuse_faults()
         file.lacking = list(lacking.values())
         if not file.examples:
             reason = f" to learn from: none of its {file.empty:,} rows has a response" if file.empty else ""

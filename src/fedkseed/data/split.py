@@ -84,7 +84,8 @@ def _read_tasks(recipe: Recipe) -> SourceRows:
 
 
 def reader_of(recipe: Recipe) -> Reader:
-    return Reader(recipe.data.columns, recipe.data.layout, recipe.data.strict)
+    data = recipe.data
+    return Reader(data.columns, data.layout, data.strict, bool(data.leave_out_faulty))
 
 
 def read_files(source: str, recipe: Recipe) -> list[DataFile]:

@@ -81,6 +81,8 @@ class DataTable(Table):
     layout: Literal["instruction", "alpaca", "prompt-completion", "chat", "sharegpt", "text"] | None = None
     columns: dict[str, str] = {}  # field (as instruction, response, category, client) -> its name in the file
     strict: bool = False  # refuse rows without a response, repeated and too long ones, which are counted otherwise
+    # true: rows that can't be read as their layout are left out and counted; else one is enough to refuse the file.
+    leave_out_faulty: bool | None = None
     # Conversations get the tokenizer's chat template, where it has one and the recipe names no template.
     template: Literal["paper", "alpaca", "chat", "plain", "official-dolly", "official-ni"] = "paper"
     separator: Annotated[str, Field(max_length=64)] = "\n"  # between "### Response:" and the response

@@ -43,7 +43,7 @@ def with_network_defaults(recipe: Recipe) -> Recipe:
 
 
 def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
-    """The recipe as clients get it, without paths, columns, layout, trackers and network of the server's machine.
+    """The recipe as clients get it, without what is of the server's machine: paths, columns, layout, trackers, network.
 
     Metrics, which may be functions in files of the server's, are left out too: clients evaluate nothing. Of the further
     held-out sets they get those that are a category, which they leave out of their files.
@@ -51,7 +51,7 @@ def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
     name, source = recipe.model.name, recipe.data.source
     model = recipe.model.model_copy(update={"name": Path(name).name if Path(name).exists() else name})
     kept = source if source in SAMPLES else "the client's own file"
-    data = recipe.data.model_copy(update={"source": kept, "columns": {}, "layout": None})
+    data = recipe.data.model_copy(update={"source": kept, "columns": {}, "layout": None, "leave_out_faulty": None})
     clients = recipe.clients.model_copy(update={"count": count})
     directions = recipe.directions.model_copy(update={"basis": None})
     categories = [one for one in recipe.evaluation.further if one.held_out is not None]

@@ -29,6 +29,7 @@ class RowLimits(Table):
 
     columns: dict[Column, str] = Field(default_factory=dict)  # field -> its name in the file
     layout: Layout | None = None  # None: the one that fits the columns of the file
+    leave_out_faulty: bool = False  # rows that can't be read are left out and counted; else they refuse the file
     # Categories that a recipe may hold out. The number of examples travels, so each one more tells a server how many
     # rows have it; any value of any column would tell whether that value is there.
     held_out: tuple[str, ...] = ("summarization",)
@@ -167,7 +168,8 @@ class Policy(Table):
 
         It is not strict: a refusal of repeated rows would tell that there are some.
         """
-        view = {"columns": dict(self.data.columns), "layout": self.data.layout, "strict": False}
+        own_rows = self.data.model_dump(include={"columns", "layout", "leave_out_faulty"})
+        view = own_rows | {"strict": False}
         data = recipe.data.model_copy(update=view)
         least = max(self.data.min_examples, self.training.min_batch_size)  # a batch holds no more than all examples
         clients = recipe.clients.model_copy(update={"min_examples": least})
