@@ -76,12 +76,12 @@ def test_a_template_that_writes_the_date_writes_the_one_that_it_is_given(tokeniz
     tokenizer.chat_template = day + TURNS + "{{ eos_token }}{% endfor %}" + ASK
     with pytest.raises(FedKSeedError, match=r"writes today's date.*\[data\] date = 20"):
         encode(Example("A?", "B."), tokenizer, Wording("chat"))
-    encoded = encode(Example("A?", "B."), tokenizer, Wording("chat", today=DAY))
+    encoded = encode(Example("A?", "B."), tokenizer, Wording("chat", date=DAY))
     assert tokenizer.decode(encoded.tokens).startswith(
         "07 March 2026, a Saturday, 7.3.26[user]A?<end>[assistant]B.<end>"
     )
     assert uses_clock(tokenizer)
-    tokenizer.chat_template = Wording("chat", today=DAY).chat_template(tokenizer)
+    tokenizer.chat_template = Wording("chat", date=DAY).chat_template(tokenizer)
     assert not uses_clock(tokenizer)
     again = tokenizer.apply_chat_template([{"role": "user", "content": "A?"}], add_generation_prompt=True)
     assert again["input_ids"] == list(encoded.tokens[: encoded.prompt])

@@ -162,11 +162,11 @@ def test_conversations_get_the_chat_template_if_the_recipe_names_none(tmp_path, 
     monkeypatch.setattr(tokenizer, "chat_template", CHAT)
     source = departments(tmp_path / "departments")
     shares = share_out(recipe(tmp_path, model_folder, source, **ALONE), tokenizer)
-    assert shares.template == "chat"
+    assert shares.settled == {"template": "chat"}
     assert all(tokenizer.decode(e.tokens).startswith("user: ") for e in shares.clients[1])
     changes = ALONE | {"max_tokens": 'max_tokens = 400\ntemplate = "paper"'}
     named = share_out(recipe(tmp_path, model_folder, source, **changes), tokenizer)
-    assert named.template is None
+    assert named.settled == {}
     assert all(tokenizer.decode(e.tokens).startswith("Below is") for e in named.clients[1])
 
 

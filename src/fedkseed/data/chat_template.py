@@ -49,17 +49,17 @@ class ChatTemplate:
     tail: str  # what ends an answer, up to the first special token
 
     @classmethod
-    def of(cls, tokenizer: Any, today: date | None) -> "ChatTemplate":
+    def of(cls, tokenizer: Any, day: date | None) -> "ChatTemplate":
         """The chat template of a tokenizer.
 
         Args:
-            today: the date for a template that writes one.
+            day: the date for a template that writes one.
 
         Raises:
             FedKSeedError: there is none, it can't be used, it needs a date, or an answer can't be found in what it
                 writes.
         """
-        return _tried(tokenizer, pinned(tokenizer, today))
+        return _tried(tokenizer, pinned(tokenizer, day))
 
     @property
     def end(self) -> int | None:
@@ -164,7 +164,7 @@ def uses_clock(tokenizer: Any) -> bool:
     return text is not None and CLOCK in text and not re.search(rf"macro\s+{CLOCK}", text)
 
 
-def pinned(tokenizer: Any, today: date | None) -> str:
+def pinned(tokenizer: Any, day: date | None) -> str:
     """A tokenizer's chat template, in which the date is always the same one.
 
     A macro of the name of transformers' function comes before it; other programs that run templates know macros, too.
@@ -178,12 +178,12 @@ def pinned(tokenizer: Any, today: date | None) -> str:
         )
     if not uses_clock(tokenizer):
         return text
-    if today is None:
+    if day is None:
         raise FedKSeedError(
             "the model's chat template writes today's date, which differs from day to day and from party to party; "
             f"give one date for all: [data] date = {date.today()}"
         )
-    written = "".join(f" | replace({name!r}, {today.strftime(name)!r})" for name in DIRECTIVES)
+    written = "".join(f" | replace({name!r}, {day.strftime(name)!r})" for name in DIRECTIVES)
     return f"{{% macro {CLOCK}(format) %}}{{{{ format{written} }}}}{{% endmacro %}}{text}"
 
 

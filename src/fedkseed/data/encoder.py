@@ -1,12 +1,14 @@
 """Rows of a recipe as tokens: in its wording, and within its limit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from ..errors import FedKSeedError
 from ..recipe.schema import Recipe
 from .batches import Encoded
+from .chat_template import uses_clock
 from .layouts import CONVERSATIONS
 from .sources import DataFile
 from .split import OwnedRow
@@ -32,11 +34,24 @@ class Encoder:
 
     @classmethod
     def of(cls, recipe: Recipe, tokenizer: Any, files: Sequence[DataFile] = ()) -> "Encoder":
-        """The encoder of a recipe; for conversations it words by the chat template, if the recipe names no template."""
+        """The encoder of a recipe.
+
+        With `files`, those of a run in one process, what the recipe leaves open is decided: conversations are worded by
+        the chat template, if there is one, and a chat template that writes the date gets today's.
+        """
+        wording = Wording.of(recipe.data)
         talks = any(file.layout.name in CONVERSATIONS for file in files) and tokenizer.chat_template
-        named = "template" in recipe.data.model_fields_set
-        template = "chat" if talks and not named else recipe.data.template
-        return cls(recipe, tokenizer, Wording(template, recipe.data.separator))
+        if talks and "template" not in recipe.data.model_fields_set:
+            wording = replace(wording, template="chat")
+        if files and wording.template == "chat" and wording.date is None and uses_clock(tokenizer):
+            wording = replace(wording, date=datetime.now(UTC).date())
+        return cls(recipe, tokenizer, wording)
+
+    @property
+    def settled(self) -> dict[str, Any]:
+        """What was decided beyond the recipe: keys of its table `data`."""
+        ours, data = asdict(self.wording), self.recipe.data
+        return {key: value for key, value in ours.items() if value != getattr(data, key)}
 
     @property
     def held_out_limit(self) -> int:

@@ -53,7 +53,7 @@ class ClientShares:
     options: dict[str, list[str]] = field(default_factory=dict)  # the choices in `held_out`, see `HeldOut`
     sets: dict[str, HeldOut] = field(default_factory=dict)  # the validation part, and further held-out sets, by name
     names: list[str] = field(default_factory=list)  # the clients', where files, tasks or a column name them
-    template: str | None = None  # the examples', where it is not the recipe's: see `Encoder.of`
+    settled: dict[str, Any] = field(default_factory=dict)  # keys of [data] that the recipe left open: see `Encoder.of`
 
     def digest(self) -> str:
         """A hash over all tokens in their order, by which a run recognises that its data is still the same."""
@@ -99,9 +99,8 @@ def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
         note(f"the data has no category {DEFAULT_CATEGORY!r}: a share of {SHARE_WITHOUT_IT:g} of its rows is held out")
     if recipe.evaluation.examples == DEFAULT_EXAMPLES and 0 < len(evaluated) < DEFAULT_EXAMPLES:
         note(f"all {len(evaluated)} held-out examples are evaluated: {DEFAULT_EXAMPLES} is the default, they are fewer")
-    template = None if encoder.wording.template == recipe.data.template else encoder.wording.template
     counts = len(encoded.too_long), source.too_small
-    return ClientShares(clients, held_out.examples, *counts, held_out.options, sets, names, template)
+    return ClientShares(clients, held_out.examples, *counts, held_out.options, sets, names, encoder.settled)
 
 
 def own_share(

@@ -1,15 +1,16 @@
 """Conversion of examples to tokens: the wording around instructions, and the tokens that the loss counts."""
 
+import datetime
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from itertools import accumulate, chain, pairwise
 from string import Template
 from typing import Any, NamedTuple
 
 from ..errors import FedKSeedError
+from ..recipe.schema import DataTable
 from .batches import Encoded
 from .chat_template import INSTEAD, ChatTemplate
 from .layouts import ASSISTANT, SYSTEM, USER, Example, Turn
@@ -85,7 +86,25 @@ class Wording:
     # Text between the template's end and the response. With none after "### Response:", SmolLM2-135M-Instruct begins up
     # to 8 of 30 answers with the end of text.
     separator: str = "\n"
-    today: date | None = None  # that a chat template writes; None: one that writes a date is refused
+    date: datetime.date | None = None  # that a chat template writes; None: one that writes a date is refused
+
+    @classmethod
+    def of(cls, data: DataTable) -> "Wording":
+        """The wording that a recipe names."""
+        return cls(data.template, data.separator, data.date)
+
+    @classmethod
+    def read(cls, facts: Mapping[str, Any]) -> "Wording":
+        """The wording of `facts`; what is not there is the default."""
+        day = facts.get("date")
+        template, separator = (facts.get(name) or getattr(cls(), name) for name in ("template", "separator"))
+        return cls(template, facts.get("separator", separator), datetime.date.fromisoformat(str(day)) if day else None)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The wording as texts, for files that describe a tuned model."""
+        day = {"date": self.date.isoformat()} if self.date else {}
+        return {"template": self.template, "separator": self.separator, **day}
 
     def __post_init__(self) -> None:
         if self.template not in TEMPLATES:
@@ -122,7 +141,7 @@ class Wording:
 
     def _chat_exchanges(self, example: Example, tokenizer: Any) -> list[PromptedResponse]:
         """The exchanges in the one text that the chat template makes of a conversation."""
-        template, turns = ChatTemplate.of(tokenizer, self.today), _turns(example)
+        template, turns = ChatTemplate.of(tokenizer, self.date), _turns(example)
         messages = _messages([*turns, Turn(ASSISTANT, example.response)])
         whole, answers = template.answers(messages)
         exchanges, at, end = list[PromptedResponse](), 0, tokenizer.eos_token
@@ -144,7 +163,7 @@ class Wording:
         It is in Jinja, as those of tokenizers are, without a space or line of its own that would show in the text.
         """
         if self.template == "chat":
-            return ChatTemplate.of(tokenizer, self.today).text  # refuses what a run would refuse
+            return ChatTemplate.of(tokenizer, self.date).text  # refuses what a run would refuse
         return CONVERSATION.substitute(
             begin=json.dumps(tokenizer.decode(beginning(tokenizer)), ensure_ascii=False),
             first=_as_jinja(lambda example: prompt_of(self.template, example) + self.separator),
@@ -154,7 +173,7 @@ class Wording:
     def text(self, example: Example, tokenizer: Any) -> str:
         """The prompt of one example without earlier answers, as text."""
         if self.template == "chat":
-            return ChatTemplate.of(tokenizer, self.today).render(_messages(_turns(example)), asks=True)
+            return ChatTemplate.of(tokenizer, self.date).render(_messages(_turns(example)), asks=True)
         return self.exchanges(example, tokenizer)[0].prompt
 
     def prompt(self, example: Example, tokenizer: Any) -> list[int]:
@@ -164,7 +183,7 @@ class Wording:
 
     def ends(self, tokenizer: Any) -> list[int]:
         """The tokens that end an answer: the end of text, and that which the chat template writes behind one."""
-        end = ChatTemplate.of(tokenizer, self.today).end if self.template == "chat" else None
+        end = ChatTemplate.of(tokenizer, self.date).end if self.template == "chat" else None
         return list(dict.fromkeys([tokenizer.eos_token_id, *([] if end is None else [end])]))
 
 

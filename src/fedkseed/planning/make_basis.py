@@ -127,7 +127,7 @@ def basis_of(
     is_archive = ".tar" in Path(data).name
     rows = [first for first, *_ in subsample(data, recipe.seed).clients.values()] if is_archive else read(data)
     order = generator(recipe.seed, Purpose.BASIS).permutation(len(rows))[: OVERDRAWN * examples]
-    drawn = encode_all([rows[k] for k in order], tokenizer, Wording(settings.template, settings.separator))
+    drawn = encode_all([rows[k] for k in order], tokenizer, Wording.of(settings))
     limit, pad = settings.max_tokens, tokenizer.pad_token_id
     texts = [encoded for encoded in drawn if encoded.example.plain]
     whole = [encoded for encoded in drawn if not encoded.example.plain and len(encoded.tokens) <= limit]
@@ -136,7 +136,7 @@ def basis_of(
     progress.begin("gradients", len(chosen) * (1 + scaled))
     name = Path(options.name).name if Path(options.name).is_absolute() else options.name
     about = {"model": name, "dtype": options.dtype, "data": Path(data).name, "examples": len(chosen)}
-    about |= {"max_tokens": limit, "template": settings.template, "separator": settings.separator, "seed": recipe.seed}
+    about |= {"max_tokens": limit, "seed": recipe.seed, **Wording.of(settings).facts}
     patterns, size, advance = options.tuned or ["*"], recipe.directions.size, progress.advance
     basis = make_basis(model, patterns, chosen, size=size, pad=pad, rank=rank, about=about, on_example=advance)
     if not scaled:

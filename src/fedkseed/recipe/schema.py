@@ -1,5 +1,6 @@
 """A recipe's tables, typed: every key, its default and its limits."""
 
+import datetime
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -86,6 +87,8 @@ class DataTable(Table):
     # Conversations get the tokenizer's chat template, where it has one and the recipe names no template.
     template: Literal["paper", "alpaca", "chat", "plain", "official-dolly", "official-ni"] = "paper"
     separator: Annotated[str, Field(max_length=64)] = "\n"  # between "### Response:" and the response
+    # That a chat template writes as today's, as 2026-11-26; None: the day on which a run in one process begins.
+    date: datetime.date | None = None
     max_tokens: Count = 1024  # longer examples are left out
     # A category, or a share of all rows; for data without the category of the default 0.1.
     held_out: str | Annotated[float, Field(gt=0, lt=1)] = "summarization"

@@ -276,7 +276,7 @@ def provenance(recipe: Recipe, rounds: int) -> dict[str, Any]:
     """The origin of a tuned model, for its adapter file."""
     model, data, algorithm = recipe.model, recipe.data, recipe.training.algorithm
     of_model = {"model": model.name, "dtype": model.dtype, "storage": model.storage}
-    wording = {"template": data.template, "separator": data.separator}
+    wording = data.model_dump(mode="json", include={"template", "separator", "date"}, exclude_none=True)
     return about(recipe, rounds) | of_model | wording | {"algorithm": algorithm, "rounds": rounds, "seed": recipe.seed}
 
 

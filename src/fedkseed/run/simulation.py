@@ -59,9 +59,8 @@ class Simulation:
         checked_algorithm(recipe, Where.SIMULATION)
         tokenizer = tokenizer_of(recipe, self.progress)
         self.shares = shares or share_out(recipe, tokenizer, self.progress.note)
-        if self.shares.template is not None:  # a run's recipe names the template that its examples have
-            changed = recipe.data.model_copy(update={"template": self.shares.template})
-            recipe = recipe.model_copy(update={"data": changed})
+        # A run's recipe names the wording that its examples have.
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=self.shares.settled)})
         count = len(self.shares.clients)
         self.recipe = recipe = with_noise(recipe, count)
         self.secret = secret or new_secret(recipe)

@@ -18,7 +18,6 @@ from ..weights.adapter import Adapter
 from .lora import CONFIG, adapter_config
 
 ADAPTER, CARD = "adapter.safetensors", "README.md"
-DEFAULT = Wording()  # for a model of which nobody says in which words it was tuned
 CARD_ENTRY = "fedkseed"  # in a card's front matter: what evaluation needs to know of the exported model
 
 
@@ -107,7 +106,7 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
         return _of_adapter(path, path / ADAPTER, model)
     entry = _card_entry(path)
     worded = "template" in entry
-    wording = Wording(entry.get("template", DEFAULT.template), entry.get("separator", DEFAULT.separator))
+    wording = Wording.read(entry)
     if (path / CONFIG).is_file():
         name = model or adapter_config(path).get("base_model_name_or_path")
         return TunedModel(path, name, wording, entry.get("dtype", "float32"), adapters=path, worded=worded)
@@ -134,7 +133,7 @@ def _of_run(store: Store, model: str | None) -> TunedModel:
             f"go on with: fedkseed resume {store.directory}"
         )
     recipe = store.load_recipe()
-    wording = Wording(recipe.data.template, recipe.data.separator)
+    wording = Wording.of(recipe.data)
     place: Any = {"adapters": store.model} if (store.model / CONFIG).is_file() else {"weights": str(store.model)}
     return TunedModel(store.directory, model or recipe.model.name, wording, recipe.model.dtype, store=store, **place)
 
@@ -142,7 +141,7 @@ def _of_run(store: Store, model: str | None) -> TunedModel:
 def _of_adapter(path: Path, file: Path, model: str | None, store: Store | None = None) -> TunedModel:
     adapter = Adapter.load(file)
     about = adapter.provenance
-    wording = Wording(about["template"] or DEFAULT.template, about["separator"])
+    wording = Wording.read(about)
     return TunedModel(path, model or about["model"], wording, about["dtype"], adapter.storage, adapter, store=store)
 
 

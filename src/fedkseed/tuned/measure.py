@@ -1,6 +1,7 @@
 """Scores of a tuned model, and of its base model, on any file of examples."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from torch import nn
 
@@ -45,8 +46,7 @@ def measure(
     table |= {"metrics": [absolute(name) for name in metrics], "examples": examples, "generated": generated}
     settings, tokenizer = typed(schema.EvaluationTable, table), tuned.tokenizer()
     limit = max_tokens or recipe.evaluation.max_tokens or recipe.data.max_tokens
-    wording = {"template": tuned.wording.template, "separator": tuned.wording.separator}
-    rows = {"source": data, "max_tokens": limit, **wording}
+    rows = {"source": data, "max_tokens": limit, **asdict(tuned.wording)}
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=rows), "evaluation": settings})
     held_out = whole_set(recipe, tokenizer, progress.note)
     asked = metrics_of(settings, held_out.options)

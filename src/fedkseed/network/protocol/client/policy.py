@@ -222,7 +222,8 @@ class RowView:
     def of(cls, recipe: Recipe) -> "RowView":
         data, training = recipe.data, recipe.training
         held_out = ", ".join(map(str, (data.held_out, *recipe.evaluation.categories)))
-        rows = held_out, data.template, data.separator, data.protocol, data.max_tokens
+        template = f"{data.template} of {data.date}" if data.date else data.template
+        rows = held_out, template, data.separator, data.protocol, data.max_tokens
         return cls(*rows, training.algorithm, training.objective, str(recipe.pool), str(recipe.model.tuned))
 
 
