@@ -49,7 +49,7 @@ class Encoder:
 
     @property
     def settled(self) -> dict[str, Any]:
-        """What was decided beyond the recipe: keys of its table `data`."""
+        """Keys of the table `data` that the recipe leaves open, as they were decided."""
         ours, data = asdict(self.wording), self.recipe.data
         return {key: value for key, value in ours.items() if value != getattr(data, key)}
 
