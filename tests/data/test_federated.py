@@ -177,7 +177,7 @@ def test_instructions_keep_the_paper_s_wording_beside_a_chat_template(
     before = share_out(asked, tokenizer)
     monkeypatch.setattr(tokenizer, "chat_template", CHAT)
     after = share_out(asked, tokenizer)
-    assert (after.digest(), after.template) == (before.digest(), None)
+    assert (after.digest(), after.settled) == (before.digest(), {})
 
 
 class Notes(Silent):
