@@ -109,7 +109,9 @@ class ChatTemplate:
             begin = whole.find(header, at) + len(header)
         else:
             begin = len(whole)
-        forms = dict.fromkeys((text, text.strip(), text.lstrip(), text.rstrip()))
+        # Templates take white space away at an answer's ends, some of them line ends alone.
+        strips = (str.strip, str.lstrip, str.rstrip)
+        forms = dict.fromkeys([text, *(strip(text, of) for of in ("\n", None) for strip in strips)])
         places = [
             Answer(begin, begin + len(lead), begin + len(lead + form))
             for lead in self.leads

@@ -1,0 +1,171 @@
+"""What is trained is what is asked later: the same tokens in training, evaluation, generation and an exported model."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, trainers
+from transformers import AddedToken, PreTrainedTokenizerFast
+
+from fedkseed import FedKSeedError
+from fedkseed.data.layouts import Example, Turn
+from fedkseed.data.wording import Wording, encode_each
+
+from .chat_formats import FORMATS, ChatFormat
+from .tiny import tokenizer
+
+CHAT = Wording("chat")
+
+
+def sentencepiece(of: ChatFormat) -> PreTrainedTokenizerFast:
+    """A tokenizer in SentencePiece's way, as Llama 2's: spaces are a letter, one is put before each text."""
+    made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    first = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=first, show_progress=False)
+    made.train_from_iterator(
+        ["a b c is it. the station 1 + 1 is 2 ### Instruction: Response: user assistant"] * 3, trainer
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", chat_template=of.template)
+    special = dict.fromkeys(text for text in (of.begin, of.end, *of.special) if text)
+    fast.add_tokens([AddedToken(text, special=True, normalized=False) for text in special], special_tokens=True)
+    fast.eos_token = of.end
+    if of.begin:
+        fast.bos_token = of.begin
+    return fast
+
+
+@cache
+def tokenizer_of(name: str, way: str) -> PreTrainedTokenizerFast:
+    of = FORMATS[name]
+    if way == "sentencepiece":
+        return sentencepiece(of)
+    begins = bool(of.begin)
+    return tokenizer(of.special, begin=of.begin, end=of.end, adds_begin=begins, template=of.template)
+
+
+TEXTS = st.text(st.sampled_from("ab .,1ü\n文😀"), max_size=12).filter(lambda text: "\r" not in text)
+WORDS = TEXTS.filter(lambda text: text.strip())
+
+
+@st.composite
+def conversations(draw: st.DrawFn, of: ChatFormat) -> list[tuple[str, str]]:
+    """Messages of all shapes that a format takes, an answer last."""
+    if of.alternates:
+        count = draw(st.integers(1, 4))
+        talk = [(role, draw(WORDS)) for _ in range(count) for role in ("user", "assistant")]
+    else:
+        roles = draw(st.lists(st.sampled_from(["user", "assistant"]), max_size=6))
+        talk = [(role, draw(WORDS if role == "user" else TEXTS)) for role in roles]
+        talk = [("user", draw(WORDS)), *talk, ("assistant", draw(WORDS))]
+    return [("system", draw(WORDS)), *talk] if of.system and draw(st.booleans()) else talk
+
+
+def example_of(talk: Sequence[tuple[str, str]], counted: Sequence[bool] | None = None) -> Example:
+    turns = tuple(Turn(role, text, counted is None or counted[k]) for k, (role, text) in enumerate(talk[:-1]))
+    return Example("", talk[-1][1], turns=turns)
+
+
+def messages_of(talk: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in talk]
+
+
+def texts_of(of: PreTrainedTokenizerFast, tokens: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[str]:
+    return [str(of.decode(list(tokens[begin:end]))) for begin, end in spans]
+
+
+def bare(text: str) -> str:
+    """A text without spaces: SentencePiece's way puts some in where a special token is before."""
+    return text.replace(" ", "")
+
+
+@pytest.mark.parametrize("way", ["byte-level", "sentencepiece"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_training_has_the_templates_tokens_and_counts_what_a_model_would_say(name, way):
+    """The oracles are transformers' tokens of a whole conversation and of the request in it, and a format by hand."""
+    own, of = FORMATS[name], tokenizer_of(name, way)
+
+    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+    @given(conversations(own))
+    def check(talk: list[tuple[str, str]]) -> None:
+        (encoded,) = encode_each([example_of(talk)], of, CHAT)
+        if isinstance(encoded, FedKSeedError):  # a thought is before an answer that is the last alone
+            assert (name, "it asks by" in str(encoded)) == ("qwen 3", True)
+            assert ("assistant", "assistant") in pairwise(role for role, _ in talk)
+            return
+        messages: Any = messages_of(talk)
+        whole: Any = of.apply_chat_template(messages, return_dict=False)
+        by_hand = own.parts(talk)
+        assert "".join(text for text, _ in by_hand) == of.apply_chat_template(messages, tokenize=False)
+        asked = of.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
+        assert list(encoded.tokens[: encoded.prompt]) == asked
+        assert str(of.decode(whole)).startswith(str(of.decode(list(encoded.tokens))))
+        if list(encoded.tokens) != whole[: len(encoded.tokens)]:  # a token would reach over the edge of an answer
+            assert any(text[:1].isspace() or text != text.strip() for _, text in talk)
+        counted = [bare(text) for text, is_counted in by_hand if is_counted]
+        assert [bare(text) for text in texts_of(of, encoded.tokens, encoded.counted)] == counted
+        end = of.convert_tokens_to_ids(own.turn_end)
+        assert all(encoded.tokens[stop - 1] == end for _, stop in encoded.counted)
+        assert CHAT.ends(of) == list(dict.fromkeys([of.eos_token_id, end]))
+
+    check()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_answer_that_is_not_counted_leaves_the_others_as_they_are(name):
+    own, of = FORMATS[name], tokenizer_of(name, "byte-level")
+
+    @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+    @given(conversations(own), st.data())
+    def check(talk: list[tuple[str, str]], data: st.DataObject) -> None:
+        assume(("assistant", "assistant") not in pairwise(role for role, _ in talk))
+        flags = [data.draw(st.booleans()) for _ in talk]
+        every, some = encode_each([example_of(talk), example_of(talk, flags)], of, CHAT)
+        assert not isinstance(every, FedKSeedError)
+        assert not isinstance(some, FedKSeedError)
+        assert some.tokens == every.tokens
+        answers = [k for k, (role, text) in enumerate(talk) if role == "assistant" and text.strip()]
+        kept = [span for k, span in zip(answers, every.counted, strict=True) if flags[k] or k == len(talk) - 1]
+        assert list(some.counted) == kept
+
+    check()
+
+
+ROWS = [[("user", f"What is {n} plus {k}?"), ("assistant", f"It is {n + k}.")] for n in range(20) for k in range(2)]
+
+
+def test_the_answers_of_a_template_with_an_end_of_its_own_are_alike(tiny_model: Callable[[str], Path]):
+    """Issue 3754 of axolotl: the last answer was fed with the end of text, where the template writes </turn>."""
+    from fedkseed.models.load import load_tokenizer
+
+    of = load_tokenizer(str(tiny_model("turn")))
+    talk = [*ROWS[0], *ROWS[1]]
+    (encoded,) = encode_each([example_of(talk)], of, CHAT)
+    assert not isinstance(encoded, FedKSeedError)
+    whole: Any = of.apply_chat_template(messages_of(talk), return_dict=False)
+    assert list(encoded.tokens) == whole[:-1]  # a line end is behind the last turn
+    assert texts_of(of, encoded.tokens, encoded.counted) == ["It is 0.</turn>", "It is 1.</turn>"]
+    assert CHAT.ends(of) == [of.eos_token_id, of.convert_tokens_to_ids("</turn>")]
+
+
+@pytest.mark.parametrize("wording", ["paper", "plain", "chat"])
+def test_a_tokenizer_that_ends_texts_by_itself_ends_no_prompt(wording):
+    of = tokenizer(begin="<s>", end="</s>", adds_begin=True, adds_end=True, template=FORMATS["zephyr"].template)
+    examples = [Example("Hi", "Hello."), example_of([*ROWS[0], *ROWS[1]]), Example("", "A text.", plain=True)]
+    for example, encoded in zip(examples, encode_each(examples, of, Wording(wording)), strict=True):
+        assert not isinstance(encoded, FedKSeedError)
+        begins = wording != "chat" or example.plain
+        assert encoded.tokens.count(of.bos_token_id) == begins
+        assert encoded.tokens[0] == of.bos_token_id or not begins
+        if wording != "chat":
+            assert encoded.tokens.count(of.eos_token_id) == len(encoded.counted)
+        assert encoded.tokens[-1] == of.eos_token_id
+        assert encoded.tokens[-2] != of.eos_token_id
