@@ -1,6 +1,7 @@
 """What is trained is what is asked later: the same tokens in training, evaluation, generation and an exported model."""
 
 from collections.abc import Callable, Sequence
+from datetime import date, datetime, tzinfo
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -169,3 +170,46 @@ def test_a_tokenizer_that_ends_texts_by_itself_ends_no_prompt(wording):
             assert encoded.tokens.count(of.eos_token_id) == len(encoded.counted)
         assert encoded.tokens[-1] == of.eos_token_id
         assert encoded.tokens[-2] != of.eos_token_id
+
+
+def test_a_run_goes_on_after_midnight(tiny_model, recipe_for, tmp_path, monkeypatch):
+    """Issue 6692 of text-generation-webui: a template that writes today's date; each day had other prompts."""
+    from fedkseed.data import encoder
+    from fedkseed.data.federated import own_share, share_out
+    from fedkseed.models.load import load_tokenizer
+    from fedkseed.recipe.reading import load_recipe
+    from fedkseed.run.start_and_resume import resume, start
+    from fedkseed.run.store import Store
+    from fedkseed.tuned.export import export
+    from fedkseed.tuned.load import open_tuned
+
+    class Clock(datetime):
+        day = 7
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime(2026, 3, cls.day, 23, 59, tzinfo=tz)
+
+    monkeypatch.setattr(encoder, "datetime", Clock)
+    rows = [{"messages": messages_of(talk)} for talk in ROWS]
+    asked = load_recipe(recipe_for("dated", rows))
+    whole = start(asked, tmp_path / "whole")
+    kept = load_recipe(tmp_path / "whole" / "recipe.toml")
+    assert kept.data.date == date(2026, 3, 7)
+    Clock.day = 8
+    Store(tmp_path / "whole").rollback(1)
+    assert resume(tmp_path / "whole").digest == whole.digest
+    of = load_tokenizer(str(tiny_model("dated")))
+    shares = share_out(kept, of)
+    assert shares.settled == {}
+    text = str(of.decode(list(shares.clients[0][0].tokens)))
+    assert text.startswith("<s><turn>system\nToday is 07 Mar 2026.</s><turn>user\n")
+    with pytest.raises(FedKSeedError, match=r"\[data\] date = 20"):
+        own_share(asked.model_copy(update={"data": asked.data.model_copy(update={"template": "chat"})}), of)
+    tuned = open_tuned(tmp_path / "whole")
+    export(tuned, tmp_path / "hf")
+    trained = shares.clients[0][0]
+    of = load_tokenizer(str(tmp_path / "hf"))
+    asks: Any = [{"role": turn.role, "content": turn.text} for turn in trained.example.turns]
+    theirs = of.apply_chat_template(asks, add_generation_prompt=True, return_dict=False)
+    assert theirs == list(trained.tokens[: trained.prompt])
