@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig
 
 from ..data.batches import Encoded, collate
-from ..models.loss import example_losses, has_virtual_tokens, option_losses, takes_positions
+from ..models.loss import example_losses, has_virtual_tokens, option_losses, room_for, takes_positions
 from .metrics import Metrics
 from .statistics import SHOWN, Evaluation
 
@@ -96,23 +97,56 @@ def likeliest(
 
 
 @torch.inference_mode()
-def respond(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
-    """Greedy answers to tokenised prompts."""
+def respond(
+    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, ends: Sequence[int] = ()
+) -> list[str]:
+    """Greedy answers to tokenised prompts: each token is the likeliest, whatever generation_config.json says.
+
+    Args:
+        ends: tokens that end an answer, beside those of `greedy`.
+
+    Raises:
+        FedKSeedError: a prompt leaves none of the model's positions.
+    """
     virtual = has_virtual_tokens(model)
-    if virtual and len({*map(len, prompts)}) > 1:
+    rooms = [room_for(model, len(prompt), max_new_tokens) for prompt in prompts]
+    if len({*rooms}) > 1 or (virtual and len({*map(len, prompts)}) > 1):
         # peft counts the padding between virtual tokens and a prompt as positions
-        return [text for prompt in prompts for text in respond(model, tokenizer, [prompt], max_new_tokens)]
+        return [text for prompt in prompts for text in respond(model, tokenizer, [prompt], max_new_tokens, ends)]
     texts = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
     padding: dict[str, Any] = {"batch_first": True, "padding_side": "left"}  # an answer continues its prompt
     tokens = pad_sequence(texts, padding_value=tokenizer.pad_token_id, **padding)
     mask = pad_sequence([torch.ones_like(text) for text in texts], **padding)
-    greedy = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1}
-    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    own, settings = inner.generation_config, greedy(model, tokenizer, ends, rooms[0])
     with warnings.catch_warnings() if virtual else nullcontext():  # two answers in turns would restore each other's
         if virtual:  # peft's: no position ids are needed
             warnings.filterwarnings("ignore", "Position ids are not supported")
-        output = model.generate(tokens.to(model.device), attention_mask=mask.to(model.device), **greedy, **ends)
+        try:
+            inner.generation_config = settings  # what an argument does not set, as penalties, comes from there
+            asked = {"input_ids": tokens.to(model.device), "attention_mask": mask.to(model.device)}
+            output = model.generate(**asked, generation_config=settings)
+        finally:
+            inner.generation_config = own
     return tokenizer.batch_decode(output[:, tokens.shape[1] :], skip_special_tokens=True)
+
+
+def greedy(model: Any, tokenizer: Any, ends: Sequence[int] = (), max_new_tokens: int | None = None) -> GenerationConfig:
+    """Settings of generation that are a function of the tokenizer alone, but for further special tokens that end texts.
+
+    Llama 3 ends a message with one token, a call of a tool with another, and a text with a third: its settings list
+    them, and a word in that list is none of them.
+    """
+    stated = getattr(model.generation_config, "eos_token_id", None)
+    further = {*ends, *([stated] if isinstance(stated, int) else stated or [])}
+    end = tokenizer.eos_token_id
+    special = {*ends, *(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)}
+    return GenerationConfig(
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=[end, *sorted((further & special) - {end})],
+    )
 
 
 def _together(

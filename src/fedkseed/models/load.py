@@ -182,7 +182,8 @@ def load_tokenizer(model: str) -> Any:
     rows = getattr(config.get_text_config(), "vocab_size", None)
     if tokenizer.pad_token_id is None or (rows is not None and tokenizer.pad_token_id >= rows):
         tokenizer.pad_token = tokenizer.eos_token
-    if getattr(words := getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None), "dropout", None):
+    words: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if getattr(words, "dropout", None) is not None:
         words.dropout = None
     if len({*map(tuple, tokenizer([PROBE] * 4, add_special_tokens=False, verbose=False).input_ids)}) > 1:
         raise FedKSeedError(

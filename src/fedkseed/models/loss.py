@@ -19,6 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..data.batches import IGNORED, Batch, Encoded, collate
 from ..data.sources import Example
 from ..errors import FedKSeedError
+from .load import positions
 
 CHECKPOINT_ATTRIBUTE = "_gradient_checkpointing_func"  # the function by which transformers runs a layer
 MIN_SHARED = 8  # tokens at the beginning of all texts, from which on a pass of their own is worth it
@@ -240,6 +241,23 @@ def _empty_cache(model: nn.Module) -> DynamicCache | None:
 def has_virtual_tokens(model: nn.Module) -> bool:
     """Whether adapters of peft put tokens before each text."""
     return getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+
+
+def room_for(model: Any, prompt: int, wanted: int) -> int:
+    """The number of tokens that an answer may have: `wanted`, or what a prompt leaves of the model's positions.
+
+    Beyond them some models end with an error of an index, and others write what nobody has trained.
+
+    Raises:
+        FedKSeedError: the prompt leaves none.
+    """
+    if (most := positions(model.config)) is None:
+        return wanted
+    if has_virtual_tokens(model):
+        most -= model.active_peft_config.num_virtual_tokens
+    if prompt >= most:
+        raise FedKSeedError(f"a prompt of {prompt:,} tokens leaves no answer of the model's {most:,} positions; cut it")
+    return min(wanted, most - prompt)
 
 
 def _continued(model: Any, tokens: Tensor, mask: Tensor, cache: Any, **more: Any) -> Any:

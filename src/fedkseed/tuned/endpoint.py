@@ -1,11 +1,14 @@
 """An OpenAI-compatible endpoint for a tuned model beside its base model, by the server of `transformers`."""
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from ..errors import FedKSeedError, first_line
+from ..evaluation.evaluate import greedy
 from ..files import border
+from ..models.loss import room_for
 from .load import TunedModel
 
 Models: TypeAlias = Mapping[str, tuple[Any, Any]]  # name -> a model and its tokenizer
@@ -27,15 +30,23 @@ def require_server() -> None:
 def load(tuned: TunedModel) -> Models:
     """The tuned model, and the base model where it is known, under the names `tuned` and `base`.
 
-    Both are asked in the words on which the tuned one was tuned.
+    Both are asked in the words on which the tuned one was tuned, and answer as `respond` but for what a request says.
     """
     tokenizer = tuned.chat_tokenizer()
-    models = {"base": tuned.load_base()} if tuned.base is not None else {}
+    models: dict[str, Any] = {"base": tuned.load_base()} if tuned.base is not None else {}
     models["tuned"] = tuned.load()
     for model in models.values():
-        settings: Any = model.generation_config
-        settings.eos_token_id, settings.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        inner.generation_config = greedy(model, tokenizer)
+        model.generate = partial(_within_positions, model, model.generate)
     return {name: (model, tokenizer) for name, model in models.items()}
+
+
+def _within_positions(model: Any, generate: Callable[..., Any], **request: Any) -> Any:
+    """Let a model write no more than its positions hold."""
+    settings, prompt = request["generation_config"], request["input_ids"].shape[1]
+    settings.max_new_tokens = room_for(model, prompt, settings.max_new_tokens)
+    return generate(**request)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -77,7 +88,22 @@ def application(models: Models) -> Any:
         def get_gen_models(self, cache_dir: str | None = None) -> list[dict]:  # type: ignore[override]
             return [{"id": name, "object": "model", "created": 0, "owned_by": "fedkseed"} for name in models]
 
+    class Sampling:
+        """A request that names a temperature over 0 is sampled; the server would leave that to the model's files."""
+
+        def _build_generation_config(self, body: dict, *args: Any, **options: Any) -> Any:
+            above: Any = super()
+            settings = above._build_generation_config(body, *args, **options)
+            if body.get("generation_config") is None:
+                settings.do_sample, settings.top_k = bool(body.get("temperature")), 0
+            return settings
+
     manager, state = Loaded(device="cpu"), GenerationState()
-    kinds: Any = (ChatCompletionHandler, CompletionHandler, ResponseHandler, TranscriptionHandler, SystemOneHandler)
+    writing = (ChatCompletionHandler, CompletionHandler, ResponseHandler)
+    kinds: Any = (
+        *(type(kind.__name__, (Sampling, kind), {}) for kind in writing),
+        TranscriptionHandler,
+        SystemOneHandler,
+    )
     chat, completion, response, transcription, systemone = (kind(manager, state) for kind in kinds)
     return build_server(manager, chat, completion, response, transcription, systemone, state)
