@@ -280,7 +280,9 @@ def test_rows_are_counted_in_a_line_on_their_file_and_a_strict_recipe_refuses_th
     shares = share_out(asked, tokenizer, said.append)
     assert said == [
         "a.jsonl: 38 rows as instruction and response; 1 without a response left out, 1 repeated, 1 over 200 "
-        "tokens left out"
+        "tokens left out",
+        "warning: 1 of 26 training rows (3.85 %) over 200 tokens ([data] max_tokens) left out, the longest has 969: "
+        "raise max_tokens up to the model's context of 512, or shorten or split them",
     ]
     assert shares.too_long == 1
     strict = {"max_tokens": "max_tokens = 200\nstrict = true"}
@@ -329,12 +331,13 @@ def test_own_rows_of_a_client_that_others_train_on_are_counted(tmp_path, model_f
 def test_held_out_rows_that_are_too_long_are_counted_and_a_strict_recipe_refuses_them(
     tmp_path, model_folder, tokenizer
 ):
-    long = {**rows()[0], "instruction": "long " * 200, "category": "capital"}
+    long = {**rows()[0], "instruction": "long " * 60, "category": "capital"}
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows(), long]))
     asked, said = recipe(tmp_path, model_folder, tmp_path / "a.jsonl"), list[str]()
     assert len(share_out(asked, tokenizer, said.append).held_out) == 8
-    assert said == ["a.jsonl: 37 rows as instruction and response", "held-out: 1 of 13 rows over 200 tokens left out"]
-    limit = {"examples": "examples = 8\nmax_tokens = 5000"}
+    assert said == ["a.jsonl: 37 rows as instruction and response", said[-1]]
+    assert said[-1].startswith("warning: 1 of 13 held-out rows (7.69 %) over 200 tokens ([data] max_tokens) left out")
+    limit = {"examples": "examples = 8\nmax_tokens = 500"}
     assert share_out(recipe(tmp_path, model_folder, tmp_path / "a.jsonl", **limit), tokenizer, said.append).held_out
     assert len(said) == 3  # a limit of its own lets it in
     strict = {"max_tokens": "max_tokens = 200\nstrict = true"}

@@ -1,36 +1,56 @@
 """Rows of a recipe as tokens: in its wording, and within its limit."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from ..errors import FedKSeedError
-from ..recipe.schema import Recipe
+from ..recipe.algorithms import ALGORITHMS
+from ..recipe.schema import DataTable, Recipe
 from .batches import Encoded
 from .chat_template import uses_clock
-from .layouts import CONVERSATIONS
-from .sources import DataFile
+from .layouts import CONVERSATIONS, Example
+from .sources import FAULTS_SHOWN, DataFile
 from .split import OwnedRow
-from .wording import Wording, cut, encode_all, packed
+from .wording import Wording, cut, encode_each, packed
+
+UNLIMITED = 10**9  # tokens: this limit or a larger one of a tokenizer is none
+MAX_TOKENS = DataTable.model_fields["max_tokens"].default
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedRows:
-    """Examples with the numbers of their owners, and the rows that were left out."""
+    """Examples with the numbers of their owners, and the rows that were left out or cut.
 
-    examples: list[Encoded]
-    owners: list[int]
-    too_long: list[OwnedRow]
+    Attributes:
+        table: of the recipe, whose `max_tokens` is the limit.
+        longest: tokens of the longest row that was left out for its length, or cut.
+    """
+
+    table: str
+    limit: int
+    longest: int = 0
+    examples: list[Encoded] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
+    too_long: list[OwnedRow] = field(default_factory=list)
+    cut: list[OwnedRow] = field(default_factory=list)
+    uncounted: list[OwnedRow] = field(default_factory=list)  # without a token that the loss counts
+    refused: list[OwnedRow] = field(default_factory=list)  # by the chat template
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """The way in which a recipe's rows become tokens."""
+    """The way in which a recipe's rows become tokens.
+
+    Attributes:
+        recipe: with the limits that hold for the tokenizer's model.
+    """
 
     recipe: Recipe
     tokenizer: Any
     wording: Wording
+    _encoded: dict[Example, Encoded | FedKSeedError] = field(default_factory=dict)
 
     @classmethod
     def of(cls, recipe: Recipe, tokenizer: Any, files: Sequence[DataFile] = ()) -> "Encoder":
@@ -38,6 +58,9 @@ class Encoder:
 
         With `files`, those of a run in one process, what the recipe leaves open is decided: conversations are worded by
         the chat template, if there is one, and a chat template that writes the date gets today's.
+
+        Raises:
+            FedKSeedError: the recipe names a limit of tokens that is beyond the model's context.
         """
         wording = Wording.of(recipe.data)
         talks = any(file.layout.name in CONVERSATIONS for file in files) and tokenizer.chat_template
@@ -45,7 +68,7 @@ class Encoder:
             wording = replace(wording, template="chat")
         if files and wording.template == "chat" and wording.date is None and uses_clock(tokenizer):
             wording = replace(wording, date=datetime.now(UTC).date())
-        return cls(recipe, tokenizer, wording)
+        return cls(within_context(recipe, tokenizer), tokenizer, wording)
 
     @property
     def settled(self) -> dict[str, Any]:
@@ -53,55 +76,160 @@ class Encoder:
         ours, data = asdict(self.wording), self.recipe.data
         return {key: value for key, value in ours.items() if value != getattr(data, key)}
 
-    @property
-    def held_out_limit(self) -> int:
-        return self.recipe.evaluation.max_tokens or self.recipe.data.max_tokens
-
     def training(self, rows: Sequence[OwnedRow]) -> EncodedRows:
         """Encode rows to train on.
 
         Raises:
-            FedKSeedError: one is too long, and [data] strict refuses that.
+            FedKSeedError: one is too long, and [data] strict refuses that; or see `prepare`.
         """
-        return self._checked(rows, "data", self.recipe.data.max_tokens)
+        return self._checked(rows, "data")
 
     def held_out(self, rows: Sequence[OwnedRow]) -> EncodedRows:
-        """Encode held-out rows, which may have a limit of their own.
+        """Encode held-out rows, which may have a limit of their own; it refuses what `training` does."""
+        return self._checked(rows, "data" if self.recipe.evaluation.max_tokens is None else "evaluation")
+
+    def prepare(self, rows: Sequence[OwnedRow]) -> None:
+        """Encode rows that are asked for later: one error names all of a file that the chat template refuses.
 
         Raises:
-            FedKSeedError: one is too long, and [data] strict refuses that.
+            FedKSeedError: it refuses all rows, or some whose owner has not asked to leave them out.
         """
-        table = "data" if self.recipe.evaluation.max_tokens is None else "evaluation"
-        return self._checked(rows, table, self.held_out_limit)
+        examples = {row.example: None for row in rows if row.example not in self._encoded}
+        self._encoded.update(zip(examples, encode_each([*examples], self.tokenizer, self.wording), strict=True))
+        refused = [row for row in rows if isinstance(self._encoded[row.example], FedKSeedError)]
+        for row in refused:
+            fault = FedKSeedError(f"{_place(row)}: {self._encoded[row.example]}")
+            if row.file is None or len(rows) == len(refused) > 1:  # all: it is the template, and not a row
+                raise fault
+            if row.example in examples:
+                row.file.add_fault(fault)
+        for file in {id(row.file): row.file for row in refused}.values():
+            if file is not None:
+                file.refuse_faults()
 
-    def within(self, rows: Sequence[OwnedRow], limit: int) -> EncodedRows:
-        """Encode rows and leave out those of more than `limit` tokens.
+    def lengths(self, rows: Sequence[OwnedRow]) -> list[int]:
+        """The tokens of each row that the chat template does not refuse; of a text, before it is packed."""
+        self.prepare(rows)
+        encoded = (self._encoded[row.example] for row in rows)
+        return [len(example.tokens) for example in encoded if not isinstance(example, FedKSeedError)]
 
-        The protocol `official-code` cuts them instead, and leaves them out where no response remains. Texts are
-        packed, those of each owner apart.
+    def within(self, rows: Sequence[OwnedRow], table: str = "data") -> EncodedRows:
+        """Encode rows, and leave out those that are too long or have no token that the loss counts.
+
+        The protocol `official-code` cuts long rows instead, and leaves out those of which no response remains. Texts
+        are packed, those of each owner apart.
+
+        Args:
+            table: of the recipe, whose `max_tokens` is the limit.
+
+        Raises:
+            FedKSeedError: see `prepare`.
         """
-        cuts = self.recipe.data.protocol == "official-code"
-        encoded, texts = EncodedRows([], [], []), dict[int, list[Encoded]]()
-        examples = encode_all([row.example for row in rows], self.tokenizer, self.wording)
-        for row, example in zip(rows, examples, strict=True):
-            if row.example.plain:
+        self.prepare(rows)
+        limit = (table == "evaluation" and self.recipe.evaluation.max_tokens) or self.recipe.data.max_tokens
+        cuts, texts, longest = self.recipe.data.protocol == "official-code", dict[int, list[Encoded]](), 0
+        encoded = EncodedRows(table, limit)
+        for row in rows:
+            example = self._encoded[row.example]
+            if isinstance(example, FedKSeedError):
+                encoded.refused.append(row)
+                continue
+            if row.example.plain and limit > 1:
                 texts.setdefault(row.owner, []).append(example)
-            elif example.prompt < limit if cuts else len(example.tokens) <= limit:
-                encoded.examples.append(cut(example, limit) if cuts else example)
-                encoded.owners.append(row.owner)
-            else:
-                encoded.too_long.append(row)
+                continue
+            if len(example.tokens) > limit:
+                longest, remains = max(longest, len(example.tokens)), cuts and example.prompt < limit
+                (encoded.cut if remains else encoded.too_long).append(row)
+                if not remains:
+                    continue
+                example = cut(example, limit)
+            if all(end <= max(begin, 1) for begin, end in example.counted):  # nothing predicts a first token
+                encoded.uncounted.append(row)
+                continue
+            encoded.examples.append(example)
+            encoded.owners.append(row.owner)
         for owner, its_texts in texts.items():
             blocks = packed(its_texts, limit, self.tokenizer)
             encoded.examples.extend(blocks)
             encoded.owners.extend([owner] * len(blocks))
-        return encoded
+        return replace(encoded, longest=longest)
 
-    def _checked(self, rows: Sequence[OwnedRow], table: str, limit: int) -> EncodedRows:
-        encoded = self.within(rows, limit)
-        if self.recipe.data.strict and encoded.too_long and (file := encoded.too_long[0].file) is not None:
+    def remarks(self, encoded: EncodedRows, total: int, name: str) -> Iterator[str]:
+        """Warnings on what was left out of `total` rows, each with its share; and a line on rows that were cut.
+
+        Args:
+            name: of the rows, as "training".
+        """
+
+        def share(rows: Sequence[OwnedRow]) -> str:
+            return f"{len(rows):,} of {total:,} {name} rows ({100 * len(rows) / total:.3g} %)"
+
+        over = f"over {encoded.limit:,} tokens ([{encoded.table}] max_tokens)"
+        longest, context = f"the longest has {encoded.longest:,}", context_of(self.recipe, self.tokenizer)
+        advice = "shorten or split them"
+        if context is None or encoded.longest <= context:
+            advice = f"max_tokens = {encoded.longest} keeps all, and takes more memory; else {advice}"
+        elif encoded.limit < context:
+            advice = f"raise max_tokens up to the model's context of {context:,}, or {advice}"
+        if encoded.too_long:
+            yield f"warning: {share(encoded.too_long)} {over} left out, {longest}: {advice}"
+        if encoded.cut:
+            yield f"{share(encoded.cut)} {over} cut, as [data] protocol says, {longest}"
+        if encoded.uncounted:
+            yield f"warning: {share(encoded.uncounted)} left out without a token that the loss counts"
+        if encoded.refused:
+            first = _place(encoded.refused[0])
+            yield f"warning: {share(encoded.refused)} left out that the chat template refuses, the first is {first}"
+
+    def _checked(self, rows: Sequence[OwnedRow], table: str) -> EncodedRows:
+        encoded = self.within(rows, table)
+        long = [row for row in encoded.too_long if row.file is not None]
+        if self.recipe.data.strict and long:
+            others = ", ".join(map(_place, long[1:FAULTS_SHOWN]))
             raise FedKSeedError(
-                f"{file.place(encoded.too_long[0].index)}: more than [{table}] max_tokens = {limit} tokens; shorten or "
-                "remove the row, raise max_tokens, or set [data] strict = false"
+                f"{_place(long[0])}: more than [{table}] max_tokens = {encoded.limit} tokens"
+                + (f", as {len(long) - 1:,} more rows: {others}" if others else "")
+                + "; shorten or remove the row, raise max_tokens, or set [data] strict = false"
             )
         return encoded
+
+
+def context_of(recipe: Recipe, tokenizer: Any) -> int | None:
+    """The most tokens of an example for which the model has positions; None: it knows no limit.
+
+    Virtual tokens take positions, too.
+    """
+    if tokenizer.model_max_length >= UNLIMITED:
+        return None
+    algorithm = ALGORITHMS.get(recipe.training.algorithm)
+    prompts = algorithm is not None and algorithm.tuned in ("p-tuning", "prompt")
+    return tokenizer.model_max_length - recipe.peft.virtual_tokens * prompts
+
+
+def within_context(recipe: Recipe, tokenizer: Any) -> Recipe:
+    """The recipe with the limit of tokens that holds for a model: the default is the context, where that is smaller.
+
+    Raises:
+        FedKSeedError: a limit that the recipe names is beyond the context.
+    """
+    context, data = context_of(recipe, tokenizer), recipe.data
+    if context is None:
+        return recipe
+    # A run's recipe, and one that a server sends, states all keys, and has not chosen the default.
+    chosen = "max_tokens" in data.model_fields_set and not data.model_fields_set >= {"format", "protocol", "strict"}
+    if data.max_tokens == MAX_TOKENS > context > 1 and not chosen:
+        data = data.model_copy(update={"max_tokens": context})
+    for table, limit in (("data", data.max_tokens), ("evaluation", recipe.evaluation.max_tokens or 1)):
+        if limit > context:
+            virtual = tokenizer.model_max_length - context
+            raise FedKSeedError(
+                f"[{table}] max_tokens = {limit:,} is beyond the context of {recipe.model.name}: it has positions for "
+                f"{tokenizer.model_max_length:,} tokens"
+                + (f", of which [peft] virtual_tokens takes {virtual:,}" if virtual else "")
+                + (f"; set max_tokens = {context} or fewer, or leave it out" if context > 1 else "; take fewer")
+            )
+    return recipe.model_copy(update={"data": data})
+
+
+def _place(row: OwnedRow) -> str:
+    return "a task's row" if row.file is None else row.file.place(row.index)

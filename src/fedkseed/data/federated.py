@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import FedKSeedError
 from ..recipe.schema import VALIDATION, Recipe
 from .batches import Encoded
-from .encoder import Encoder
+from .encoder import EncodedRows, Encoder
 from .held_out import (
     DEFAULT_EXAMPLES,
     HeldOut,
@@ -21,8 +21,8 @@ from .held_out import (
     Note,
     draw,
     draw_sets,
+    held_out_of,
     keep_back,
-    options_of,
     separate_categories,
     set_aside,
 )
@@ -54,6 +54,7 @@ class ClientShares:
     sets: dict[str, HeldOut] = field(default_factory=dict)  # the validation part, and further held-out sets, by name
     names: list[str] = field(default_factory=list)  # the clients', where files, tasks or a column name them
     settled: dict[str, Any] = field(default_factory=dict)  # keys of [data] that the recipe left open: see `Encoder.of`
+    notes: list[str] = field(default_factory=list)  # the lines on files, and on what a user may not expect
 
     def digest(self) -> str:
         """A hash over all tokens in their order, by which a run recognises that its data is still the same."""
@@ -69,23 +70,36 @@ def digest(parts: Sequence[Sequence[Encoded]]) -> str:
     return sha256(repr([[e.tokens for e in part] for part in parts]).encode()).hexdigest()
 
 
-def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> ClientShares:
+def share_out(recipe: Recipe, tokenizer: Any, show: Note = lambda line: None) -> ClientShares:
     """Divide a recipe's data among clients; the same recipe always gives the same division.
 
     Args:
-        note: is given a line on each file, and on what a user may not expect.
+        show: is given each of the notes.
 
     Raises:
         FedKSeedError: the data can't be read, or is too little for what the recipe asks.
     """
+    notes = list[str]()
+
+    def note(line: str) -> None:
+        notes.append(line)
+        show(line)
+
     source = read_source(recipe)
     categories, training = separate_categories(source.training, recipe)
     encoder = Encoder.of(recipe, tokenizer, source.files)
+    recipe = encoder.recipe
+    encoder.prepare([*source.training, *source.held_out])
     encoded = encoder.training(training)
     unseen = {row.example for row in source.held_out}
     repeated = [row for row in training if row.example in unseen]
-    _note_files(source.files, recipe, note, encoded.too_long, repeated)
-    shares, names = divide(encoded.examples, encoded.owners, source.owners, recipe)
+    _note_files(source.files, note, encoded, repeated=repeated)
+    for remark in encoder.remarks(encoded, len(training), "training"):
+        note(remark)
+    try:
+        shares, names = divide(encoded.examples, encoded.owners, source.owners, recipe)
+    except FedKSeedError as error:
+        raise FedKSeedError(f"{error}{_what_is_left_out(encoder, encoded, len(training))}") from error
     recipe.clients.cohort_of(len(shares))
     clients, kept_back = keep_back(shares, names, recipe)
     trained = {e.example for share in clients for e in share}
@@ -100,7 +114,7 @@ def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     if recipe.evaluation.examples == DEFAULT_EXAMPLES and 0 < len(evaluated) < DEFAULT_EXAMPLES:
         note(f"all {len(evaluated)} held-out examples are evaluated: {DEFAULT_EXAMPLES} is the default, they are fewer")
     counts = len(encoded.too_long), source.too_small
-    return ClientShares(clients, held_out.examples, *counts, held_out.options, sets, names, encoder.settled)
+    return ClientShares(clients, held_out.examples, *counts, held_out.options, sets, names, encoder.settled, notes)
 
 
 def own_share(
@@ -122,16 +136,21 @@ def own_share(
     file, encoder = reader_of(recipe).file(recipe.data.source), Encoder.of(recipe, tokenizer)
     require_columns([file])
     rows = [row for row in rows_of([file]) if row.example.category not in held_out]
-    training, unseen = map(encoder.training, set_aside(rows, kept_back))
-    _note_files([file], recipe, note, [*training.too_long, *unseen.too_long])
+    encoder.prepare(rows)
+    trained, kept = set_aside(rows, kept_back)
+    training, unseen = encoder.training(trained), encoder.training(kept)
+    _note_files([file], note, training, unseen)
+    for encoded, count, name in ((training, len(trained), "training"), (unseen, len(kept), "kept back")):
+        for remark in encoder.remarks(encoded, count, name):
+            note(remark)
     if len(training.examples) < recipe.clients.min_examples:
         raise FedKSeedError(
-            f"the client has {len(training.examples)} examples after holding out and leaving out long ones, "
-            f"[clients] min_examples says {recipe.clients.min_examples}"
+            f"{file.source}: the client has {len(training.examples)} examples after holding out and leaving out long "
+            f"ones, [clients] min_examples says {recipe.clients.min_examples}"
+            + _what_is_left_out(encoder, training, len(trained))
         )
     most = None if recipe.evaluation.examples == "all" else recipe.evaluation.examples
-    evaluated = unseen.examples[:most]
-    return training.examples, HeldOut(evaluated, options_of(evaluated, file.examples, recipe))
+    return training.examples, held_out_of(unseen.examples[:most], file.examples, encoder)
 
 
 def own_held_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> tuple[HeldOut, dict[str, HeldOut]]:
@@ -153,7 +172,7 @@ def own_held_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None)
     rows = rows_of(files)
     held_out, others = hold_out(rows, recipe)
     categories, _ = separate_categories(others, recipe)
-    _note_files(files, recipe, note)
+    _note_files(files, note)
     candidates = HeldOutRows(held_out, categories, [row.example for row in rows])
     return draw_sets(candidates, Encoder.of(recipe, tokenizer), note)
 
@@ -167,25 +186,33 @@ def whole_set(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     Raises:
         FedKSeedError: the data can't be read, or has fewer rows within the token limit.
     """
-    files, limit = read_files(recipe.data.source, recipe), recipe.data.max_tokens
+    files, encoder = read_files(recipe.data.source, recipe), Encoder.of(recipe, tokenizer)
     rows = rows_of(files)
-    encoded = Encoder.of(recipe, tokenizer).within(rows, limit)
-    _note_files(files, recipe, note, encoded.too_long)
+    encoded = encoder.within(rows)
+    _note_files(files, note, encoded)
+    for remark in encoder.remarks(encoded, len(rows), "all"):
+        note(remark)
     examples = draw(encoded.examples, recipe.evaluation.examples, recipe.seed, recipe.data.source)
     if not examples:
-        raise FedKSeedError(f"{recipe.data.source} has no example of {limit} tokens or fewer")
-    return HeldOut(examples, options_of(examples, [row.example for row in rows], recipe))
+        left_out = _what_is_left_out(encoder, encoded, len(rows))
+        raise FedKSeedError(f"{recipe.data.source} has no example of {encoded.limit} tokens or fewer{left_out}")
+    return held_out_of(examples, [row.example for row in rows], encoder)
+
+
+def _what_is_left_out(encoder: Encoder, encoded: EncodedRows, total: int) -> str:
+    """The training rows that were left out, as the end of an error that too few are there."""
+    return "".join(f"; {remark.removeprefix('warning: ')}" for remark in encoder.remarks(encoded, total, "training"))
 
 
 def _note_files(
-    files: Sequence[DataFile], recipe: Recipe, note: Note, too_long: Sequence[OwnedRow] = (),
-    repeated: Sequence[OwnedRow] = (),
-) -> None:  # fmt: skip
+    files: Sequence[DataFile], note: Note, *encoded: EncodedRows, repeated: Sequence[OwnedRow] = ()
+) -> None:
     """A line on each file: its rows, and how many are left out, repeated, or both trained on and held out."""
-    long, twice = (Counter(id(row.file) for row in rows) for rows in (too_long, repeated))
+    long = Counter(id(row.file) for each in encoded for row in each.too_long)
+    twice = Counter(id(row.file) for row in repeated)
     others = files[MOST_LINES - 1 :] if len(files) > MOST_LINES else []
     for file in files[: len(files) - len(others)]:
-        limit = f"{long[id(file)]:,} over {recipe.data.max_tokens:,} tokens left out" if long[id(file)] else ""
+        limit = f"{long[id(file)]:,} over {encoded[0].limit:,} tokens left out" if long[id(file)] else ""
         note(file.summary(limit, f"{twice[id(file)]:,} for training also held out" if twice[id(file)] else ""))
     if others:
         rows, empty = sum(len(file.examples) for file in others), sum(file.empty for file in others)

@@ -10,7 +10,7 @@ from ..errors import FedKSeedError
 from ..randomness import Purpose, generator
 from ..recipe.schema import HELD_OUT, VALIDATION, EvaluationTable, HeldOutSetTable, Recipe
 from .batches import Encoded
-from .encoder import Encoder
+from .encoder import Encoder, context_of
 from .layouts import Example
 from .split import OwnedRow, read_files, rows_of
 
@@ -108,10 +108,10 @@ def draw_sets(rows: HeldOutRows, encoder: Encoder, note: Note) -> tuple[HeldOut,
             "part and the part that is reported need 2 or more each"
         )
     reported, validation = usual[: len(usual) - chooses], usual[len(usual) - chooses :]
-    sets = {VALIDATION: HeldOut(validation, options_of(validation, rows.every, recipe))} if validation else {}
+    sets = {VALIDATION: held_out_of(validation, rows.every, encoder)} if validation else {}
     for table in settings.further:
         sets[table.name] = _draw_further(table, rows, encoder, note)
-    return HeldOut(reported, options_of(reported, rows.every, recipe)), sets
+    return held_out_of(reported, rows.every, encoder), sets
 
 
 def _draw_further(table: HeldOutSetTable, rows: HeldOutRows, encoder: Encoder, note: Note) -> HeldOut:
@@ -137,14 +137,46 @@ def _draw_further(table: HeldOutSetTable, rows: HeldOutRows, encoder: Encoder, n
             f"{where}: clients train on {repeated} of its {len(examples)} examples; remove these rows from one of the "
             "two, or take held_out or clients in place of the file"
         )
-    return HeldOut(examples, options_of(examples, every, recipe), [owner for _, owner in drawn if owner])
+    return held_out_of(examples, every, encoder, [owner for _, owner in drawn if owner])
+
+
+def held_out_of(
+    examples: list[Encoded], rows: Iterable[Example], encoder: Encoder, owners: Sequence[str] = ()
+) -> HeldOut:
+    """A set of examples, with the responses in `rows` as options of `choice`.
+
+    Raises:
+        FedKSeedError: see `options_of`; or an option, after the prompt of an example, is beyond the model's context.
+    """
+    options, context = options_of(examples, rows, encoder.recipe), context_of(encoder.recipe, encoder.tokenizer)
+    if options and context is not None:
+        sizes = {
+            category: 1 + max(map(len, encoder.tokenizer(texts, add_special_tokens=False).input_ids))
+            for category, texts in options.items()
+        }
+        longest = max(examples, key=lambda e: e.prompt + sizes[e.example.category])
+        size = sizes[longest.example.category]
+        if longest.prompt + size > context:
+            raise FedKSeedError(
+                f"[evaluation] metrics: 'choice' puts each option after the prompt, and an option of {size:,} tokens "
+                f"after a prompt of {longest.prompt:,} is beyond the model's context of {context:,}: shorten the "
+                f"options, or leave out rows with long prompts by [evaluation] max_tokens = {max(1, context - size)}"
+            )
+    return HeldOut(examples, options, list(owners))
 
 
 def _short_enough(rows: Sequence[OwnedRow], name: str, encoder: Encoder, note: Note) -> list[Encoded]:
-    """The rows of a set within the limit, with a note on the others."""
+    """The rows of a set within the limit, with a note on the others.
+
+    Raises:
+        FedKSeedError: none is.
+    """
     encoded = encoder.held_out(rows)
-    if long := len(encoded.too_long):
-        note(f"{name}: {long:,} of {len(rows):,} rows over {encoder.held_out_limit:,} tokens left out")
+    remarks = list(encoder.remarks(encoded, len(rows), name if name == HELD_OUT else repr(name)))
+    for remark in remarks:
+        note(remark)
+    if rows and not encoded.examples:
+        raise FedKSeedError(f"no row of the set {name!r} is left: {'; '.join(remarks).removeprefix('warning: ')}")
     return encoded.examples
 
 

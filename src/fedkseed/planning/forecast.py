@@ -42,6 +42,7 @@ class Forecast:
     evaluation_seconds: float  # of one evaluation; written answers are not counted
     bytes_of_a_run: int  # between server and clients
     seconds: float  # of a run, with one client at a time
+    notes: tuple[str, ...]  # what was said of the data
 
 
 def forecast(recipe: Recipe, progress: Progress | None = None) -> Forecast:
@@ -79,6 +80,7 @@ def forecast(recipe: Recipe, progress: Progress | None = None) -> Forecast:
         evaluation_seconds=evaluation_seconds,
         bytes_of_a_run=turns * (down + up),
         seconds=turns * steps * step_seconds + evaluations * evaluation_seconds,
+        notes=tuple(shares.notes),
     )
 
 

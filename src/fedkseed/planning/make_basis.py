@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data.batches import Encoded, collate
+from ..data.encoder import Encoder
 from ..data.natural_instructions import subsample
-from ..data.sources import read
-from ..data.wording import Wording, encode_all, packed
+from ..data.sources import Reader
+from ..data.split import OwnedRow, rows_of
 from ..directions.factors import Basis, Factor, Matrix
 from ..directions.pool import Pool
 from ..errors import FedKSeedError
@@ -123,20 +124,22 @@ def basis_of(
     Raises:
         FedKSeedError: the data or the model can't be read, or see `make_basis` and `rescaled`.
     """
-    options, settings, tokenizer = recipe.model, recipe.data, tokenizer_of(recipe, progress)
+    options, tokenizer = recipe.model, tokenizer_of(recipe, progress)
     is_archive = ".tar" in Path(data).name
-    rows = [first for first, *_ in subsample(data, recipe.seed).clients.values()] if is_archive else read(data)
+    tasks = [first for first, *_ in subsample(data, recipe.seed).clients.values()] if is_archive else []
+    files = [] if is_archive else [Reader().file(data)]
+    rows = [*map(OwnedRow, tasks), *rows_of(files)]
     order = generator(recipe.seed, Purpose.BASIS).permutation(len(rows))[: OVERDRAWN * examples]
-    drawn = encode_all([rows[k] for k in order], tokenizer, Wording.of(settings))
-    limit, pad = settings.max_tokens, tokenizer.pad_token_id
-    texts = [encoded for encoded in drawn if encoded.example.plain]
-    whole = [encoded for encoded in drawn if not encoded.example.plain and len(encoded.tokens) <= limit]
-    chosen = [*whole, *packed(texts, limit, tokenizer)][:examples]
+    encoder = Encoder.of(recipe, tokenizer, files)
+    drawn = encoder.within([rows[k] for k in order])
+    for remark in encoder.remarks(drawn, len(order), "drawn"):
+        progress.note(remark)
+    chosen, pad = drawn.examples[:examples], tokenizer.pad_token_id
     model = load_model(options.name, options.dtype, "dense", options.device)
     progress.begin("gradients", len(chosen) * (1 + scaled))
     name = Path(options.name).name if Path(options.name).is_absolute() else options.name
     about = {"model": name, "dtype": options.dtype, "data": Path(data).name, "examples": len(chosen)}
-    about |= {"max_tokens": limit, "seed": recipe.seed, **Wording.of(settings).facts}
+    about |= {"max_tokens": drawn.limit, "seed": recipe.seed, **encoder.wording.facts}
     patterns, size, advance = options.tuned or ["*"], recipe.directions.size, progress.advance
     basis = make_basis(model, patterns, chosen, size=size, pad=pad, rank=rank, about=about, on_example=advance)
     if not scaled:

@@ -25,7 +25,7 @@ from ..evaluation import statistics as stats
 from ..files import write_atomically
 from ..recipe.algorithms import ALGORITHMS
 from ..run.round_metrics import METRICS, values
-from ..run.store import GAINS, STOPPED, Store
+from ..run.store import GAINS, NOTES, STOPPED, Store
 from ..strategies.kseed import State, importance
 from .results import SetScores, set_by_set
 from .terminal import finite
@@ -91,6 +91,7 @@ def account(store: Store, name: str, first: Store) -> dict[str, Any]:
         "planned": recipe.training.rounds,
         "best": store.tuned,  # rounds of the tuned model, where a validation part chooses them
         "stopped": store.recall(STOPPED),  # the reason, where the run has ended early
+        "notes": store.recall(NOTES) or [],  # on its data
         "rounds": done, "evaluations": evaluations(store, done),
         "against_first": None if store is first else against(store, first),
         "directions": directions(store, recipe.training.algorithm), "clients": holdings(store, done),

@@ -20,7 +20,7 @@ def preview_table(example: Encoded, shares: ClientShares) -> dict[str, Any]:
         "tokens": example.tokens, "counted": example.counted,
         "clients": [{"examples": counts.total(), "categories": counts} for counts in categories],
         "too_long": shares.too_long, "held_out": len(shares.held_out),
-        "sets": {name: len(held_out.examples) for name, held_out in shares.sets.items()},
+        "sets": {name: len(held_out.examples) for name, held_out in shares.sets.items()}, "notes": shares.notes,
     }  # fmt: skip
 
 

@@ -94,7 +94,7 @@ def show_result(result: "Result", as_json: bool) -> None:
 
 def _result_table(result: "Result") -> dict[str, Any]:
     """The results of a run, for JSON."""
-    fields = "peak_memory step_seconds sync_seconds weights lora digest output best stopped diverged"
+    fields = "peak_memory step_seconds sync_seconds weights lora digest output best stopped diverged notes"
     return {
         "sets": sets_table(result.before, result.after), "clients": stats.gains_table(result.gains),
         "rounds": len(result.reports),

@@ -27,7 +27,7 @@ from .best_round import best_round, diverged, exhausted, lowers_loss, lowest_rou
 from .digest_chain import Receipt
 from .privacy_plan import about, exhausted_budget, spent
 from .progress import Progress, Silent
-from .store import DIVERGED, REACH, STOPPED, Store
+from .store import DIVERGED, NOTES, REACH, STOPPED, Store
 
 ADVICE = "take a smaller lr, or let `fedkseed tune` find one"
 UNDONE = "undone"  # the fact with the rounds that the guard has undone
@@ -68,6 +68,7 @@ class Federation:
             its clients began with.
         reach: the greatest number of rounds since a client of a round began; 0: rounds are synchronous.
         holdings: the data of each client, where that is known.
+        notes: what was said of the data when it was read.
         receipts: the uploads of the last round by client, with their signatures.
         clients: number of all clients, of which rounds draw their cohorts.
         base: the base model's scores, where they are known before the run begins; see `base_scores`.
@@ -81,6 +82,7 @@ class Federation:
     progress: Progress = field(default_factory=Silent)
     reach: int = 0
     holdings: dict[str, Any] | None = None
+    notes: Sequence[str] = ()
     receipts: Callable[[], Mapping[int, Receipt]] = dict
     clients: int = 0
     base: Mapping[str, Any] | None = None
@@ -98,6 +100,7 @@ class Result(Finished):
     stopped: str | None = None  # the reason, where a run has ended early
     diverged: bool = False  # whether that is the reason
     gains: list[Gain] = field(default_factory=list)  # of each client, where its own rows were measured
+    notes: list[str] = field(default_factory=list)  # what was said of the data
 
     @property
     def step_seconds(self) -> float | None:
@@ -125,6 +128,7 @@ def work(store: Store, federation: Federation) -> Result:
         after = _evaluated(store, federation, state, write=True)
     finished = asdict(federation.evaluator.finish(state, store))
     finished |= {"before": before, "after": after, "gains": gains(before, after), "best": best}
+    finished["notes"] = [*federation.notes]
     finished |= {"stopped": store.recall(STOPPED), "diverged": store.recall(DIVERGED) is not None}
     return Result(**finished, reports=store.reports(), peak_memory=peak_memory())
 
@@ -139,6 +143,7 @@ def _opened(store: Store, federation: Federation, broadcasts: Broadcasts[Any]) -
         store.commit(state := server.init(), None, broadcast=_announced(broadcasts, state))
     if federation.holdings:
         store.remember("clients", federation.holdings)
+    store.remember(NOTES, [*federation.notes])
     store.copy_metrics()
     for _, remark in broken_rules(federation.recipe, Where.REMARK):
         federation.progress.note(remark)

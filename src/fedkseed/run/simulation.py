@@ -96,7 +96,7 @@ class Simulation:
         holdings |= {"too_long": shares.too_long, "held_out": len(shares.held_out), "names": shares.names}
         evaluator = WithModel(self.setup, shares.held_out, self.stopwatch, self.metrics, shares.sets)
         parts = self.recipe, self.strategy, self.identity, self.round, evaluator, self.progress, self.reach
-        return Federation(*parts, holdings, lambda: self.receipts, clients=len(shares.clients))
+        return Federation(*parts, holdings, shares.notes, lambda: self.receipts, clients=len(shares.clients))
 
     @property
     def identity(self) -> dict[str, str]:

@@ -50,6 +50,7 @@ NONCES = "nonces"  # the fact with the nonces of a network's tasks, each with th
 REACH = "reach"  # the fact with `Federation.reach`, written after the state before the first round
 STOPPED = "stopped"  # the fact with the reason for which a run has ended early
 DIVERGED = "diverged"  # the fact with the round whose model is tuned, where that reason is divergence
+NOTES = "notes"  # the fact with the lines on the data: its files, what is left out, warnings
 GAINS = "gains"  # the fact with a `Gain` of each client that has sent one, over a network
 RECIPE = "recipe"  # the fact with the digests that recipe.toml may have
 SCHEMA = """

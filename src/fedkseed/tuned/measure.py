@@ -36,7 +36,7 @@ def measure(
         metrics: names as in [evaluation] metrics; the loss is always measured.
         examples: number of rows to draw, or `all`.
         generated: number of answers to write, for metrics that score them.
-        max_tokens: longer examples are left out.
+        max_tokens: longer examples are left out; None: the run's limit.
 
     Raises:
         FedKSeedError: the data or a model can't be read, or no metric has a name.
@@ -45,8 +45,9 @@ def measure(
     table = recipe.evaluation.model_dump(include={"rouge", "max_new_tokens", "batch_size"})
     table |= {"metrics": [absolute(name) for name in metrics], "examples": examples, "generated": generated}
     settings, tokenizer = typed(schema.EvaluationTable, table), tuned.tokenizer()
-    limit = max_tokens or recipe.evaluation.max_tokens or recipe.data.max_tokens
-    rows = {"source": data, "max_tokens": limit, **asdict(tuned.wording)}
+    rows = {"source": data, **asdict(tuned.wording)}
+    if limit := max_tokens or recipe.evaluation.max_tokens:  # else the run's, or the default
+        rows["max_tokens"] = limit
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=rows), "evaluation": settings})
     held_out = whole_set(recipe, tokenizer, progress.note)
     asked = metrics_of(settings, held_out.options)

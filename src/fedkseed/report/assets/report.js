@@ -59,6 +59,9 @@ function headline() {
           (run.stopped ?? `not finished, ${run.rounds.length} of ${plural(run.planned, "round")} so far`),
       ),
     ),
+    [...new Set(runs.flatMap((run) => run.notes))]
+      .filter((line) => line.startsWith("warning: "))
+      .map((line) => html("p", { class: "notice" }, line)),
     several ? comparison() : [tiles(runs[0]), runs[0].last?.loss_change && html("p", { class: "note" }, PAIRED)],
     several && Object.keys(page.differences).length ? recipesDiffer() : null,
   );
@@ -517,9 +520,11 @@ function clients() {
     groups.set(key, [...(groups.get(key) ?? []), run]);
   }
   if (!groups.size) return null;
+  const lines = new Set(runs.flatMap((run) => run.notes));
   return section(
     "Clients",
     null,
+    ...[...lines].map((line) => html("p", { class: "note" }, line)),
     ...[...groups.values()].map((group) =>
       people(group[0].clients, several ? group.map((run) => run.name).join(", ") : null),
     ),

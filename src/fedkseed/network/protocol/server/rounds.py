@@ -53,7 +53,8 @@ def federation(recipe: Recipe, remote: RemoteClients, secret: bytes = b"") -> Fe
                 "best out"
             )
         progress.note(f"there is no data at {recipe.data.source} on this machine: nothing is evaluated")
-    strategy, evaluator, held_out = _evaluated(recipe, algorithm, progress, secret)
+    notes = list[str]()
+    strategy, evaluator, held_out = _evaluated(recipe, algorithm, progress, secret, notes)
     if (masking := strategy.settings.secure) is not None and signing is not None:
         masking = replace(masking, keys=signing.masks, name=signing.nonce)
         strategy = algorithm.strategy_of(replace(strategy.settings, secure=masking))
@@ -69,8 +70,9 @@ def federation(recipe: Recipe, remote: RemoteClients, secret: bytes = b"") -> Fe
         "a number of clients of": str(clients),
     }
     return Federation(
-        recipe, strategy, identity, rounds.next, evaluator, progress, receipts=lambda: rounds.receipts, clients=clients
-    )
+        recipe, strategy, identity, rounds.next, evaluator, progress, notes=notes, receipts=lambda: rounds.receipts,
+        clients=clients,
+    )  # fmt: skip
 
 
 def _require_keys(signing: ServerSigning | None, clients: set[int]) -> None:
@@ -84,9 +86,9 @@ def _require_keys(signing: ServerSigning | None, clients: set[int]) -> None:
 
 
 def _evaluated(
-    recipe: Recipe, algorithm: Algorithm, progress: Progress, secret: bytes
+    recipe: Recipe, algorithm: Algorithm, progress: Progress, secret: bytes, notes: list[str]
 ) -> tuple[Strategy[Any], Evaluator, str]:
-    """The strategy, the evaluator of its models, and the digest of the held-out data."""
+    """The strategy, the evaluator of its models, and the digest of the held-out data, on which there are `notes`."""
     recipe, basis = with_basis(recipe)
     if (why := why_model(recipe, algorithm)) is None:
         progress.note("no model is loaded: the recipe names its digest, and nothing is evaluated")
@@ -99,7 +101,9 @@ def _evaluated(
 
     progress.note(f"the model is needed {why}")
     tokenizer = tokenizer_of(recipe, progress)
-    held_out, sets = own_held_out(recipe, tokenizer, progress.note)
+    held_out, sets = own_held_out(recipe, tokenizer, notes.append)
+    for line in notes:
+        progress.note(line)
     metrics = metrics_of(recipe.evaluation, held_out.options)
     setup = build(recipe, tokenizer, basis, serves=True, progress=progress, secret=secret)
     evaluator = WithModel(setup, held_out.examples, metrics=metrics, sets=sets)
