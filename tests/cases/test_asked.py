@@ -1,5 +1,6 @@
 """What is trained is what is asked later: the same tokens in training, evaluation, generation and an exported model."""
 
+import json
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, tzinfo
 from functools import cache
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
@@ -16,6 +18,7 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 from fedkseed import FedKSeedError
 from fedkseed.data.layouts import Example, Turn
 from fedkseed.data.wording import Wording, encode_each
+from fedkseed.run.progress import Silent
 
 from .chat_formats import FORMATS, ChatFormat
 from .tiny import tokenizer
@@ -213,3 +216,42 @@ def test_a_run_goes_on_after_midnight(tiny_model, recipe_for, tmp_path, monkeypa
     asks: Any = [{"role": turn.role, "content": turn.text} for turn in trained.example.turns]
     theirs = of.apply_chat_template(asks, add_generation_prompt=True, return_dict=False)
     assert theirs == list(trained.tokens[: trained.prompt])
+
+
+def test_a_model_that_was_not_tuned_is_asked_by_its_own_template(tiny_model, tmp_path):
+    """A base model, the folders that it was exported to, and a run on conversations see the same tokens."""
+    from fedkseed.models.load import load_tokenizer
+    from fedkseed.tuned.export import export
+    from fedkseed.tuned.load import open_tuned
+    from fedkseed.tuned.measure import measure
+
+    folder = tiny_model("chatml")
+    export(open_tuned(folder), tmp_path / "hf")
+    export(open_tuned(folder), tmp_path / "gguf", "gguf", kind="f32")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"messages": messages_of(talk)}) + "\n" for talk in ROWS))
+    of = load_tokenizer(str(folder))
+    asked: Any = [{"role": "user", "content": "What is 1 plus 1?"}]
+    prompt = of.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+    example = Example("What is 1 plus 1?", "")
+    losses = []
+    for place in (folder, tmp_path / "hf", tmp_path / "gguf"):
+        tuned = open_tuned(place)
+        assert tuned.words(tuned.tokenizer()).prompt(example, tuned.tokenizer()) == prompt
+        theirs = tuned.chat_tokenizer().apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+        assert theirs == prompt
+        _, scores = measure(tuned, str(tmp_path / "rows.jsonl"), [], Silent())
+        losses.append(scores.losses)
+    assert losses[0] == losses[1] == pytest.approx(losses[2], abs=1e-5)
+    (encoded,) = encode_each([example_of(ROWS[0])], of, CHAT)
+    assert not isinstance(encoded, FedKSeedError)
+    model = open_tuned(folder).load()
+    with torch.inference_mode():
+        by_hand = model(torch.tensor([encoded.tokens])).logits[0].log_softmax(-1)
+    (begin, end) = encoded.counted[0]
+    loss = -sum(float(by_hand[k - 1, encoded.tokens[k]]) for k in range(begin, end)) / (end - begin)
+    assert min(abs(other - loss) for other in losses[0]) < 1e-5  # rows are drawn in another order
+    turn = open_tuned(folder).words(of).text(example, of)
+    assert (
+        f'TEMPLATE """{turn.replace(example.instruction, "{{ .Prompt }}")}"""'
+        in (tmp_path / "gguf" / "Modelfile").read_text()
+    )

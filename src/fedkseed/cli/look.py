@@ -316,7 +316,7 @@ def generate(
 
     opened = open_tuned(adapter, model)
     tokenizer = opened.tokenizer()
-    tokens = opened.wording.prompt(Example(prompt, "", context), tokenizer)
+    tokens = opened.words(tokenizer).prompt(Example(prompt, "", context), tokenizer)
     for title, load in (("base", opened.load_base), ("tuned", opened.load)):
         answer = respond(load(), tokenizer, [tokens], max_new_tokens)[0].strip()
         console.print(Text(f"--- {title} ---", style="bold"))

@@ -186,8 +186,8 @@ def whole_set(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     Raises:
         FedKSeedError: the data can't be read, or has fewer rows within the token limit.
     """
-    files, encoder = read_files(recipe.data.source, recipe), Encoder.of(recipe, tokenizer)
-    rows = rows_of(files)
+    files = read_files(recipe.data.source, recipe)
+    rows, encoder = rows_of(files), Encoder.of(recipe, tokenizer, files)
     encoded = encoder.within(rows)
     _note_files(files, note, encoded)
     for remark in encoder.remarks(encoded, len(rows), "all"):

@@ -61,7 +61,7 @@ def export(
         elif format_ == "gguf":
             file = f"model-{kind}.gguf"
             write_gguf(part / file, tuned.merged(), tokenizer, kind, tuned.source)
-            (part / "Modelfile").write_text(modelfile(file, tokenizer, tuned.wording), encoding="utf-8")
+            (part / "Modelfile").write_text(modelfile(file, tokenizer, tuned.words(tokenizer)), encoding="utf-8")
             notes = [f"The file `{file}` holds the whole model, for `llama.cpp`; `Modelfile` is for Ollama."]
         elif tuned.adapter is not None and format_ == "fedkseed":
             tuned.adapter.save(part / ADAPTER)

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.repocard import metadata_load
 from torch import nn
 
+from ..data.chat_template import uses_clock
 from ..data.wording import Wording
 from ..errors import FedKSeedError
 from ..files import read_table
@@ -68,10 +70,16 @@ class TunedModel:
         """The tokenizer, which tuning leaves as it is."""
         return load_tokenizer(self.weights or self._base)
 
+    def words(self, tokenizer: Any) -> Wording:
+        """The wording of tuning; of a model that nobody knows to be tuned, its own chat template if it has one."""
+        if self.worded or not tokenizer.chat_template:
+            return self.wording
+        return Wording("chat", date=datetime.now(UTC).date() if uses_clock(tokenizer) else None)
+
     def chat_tokenizer(self) -> Any:
-        """The tokenizer with a chat template that puts messages in the words on which the model was tuned."""
+        """The tokenizer with a chat template that puts messages in the model's words."""
         tokenizer = self.tokenizer()
-        tokenizer.chat_template = self.wording.chat_template(tokenizer)
+        tokenizer.chat_template = self.words(tokenizer).chat_template(tokenizer)
         return tokenizer
 
     @property

@@ -30,6 +30,7 @@ def measure(
     """Scores of the base model, empty unless it is asked for, and of the tuned one.
 
     The wording is that of the run, and so are the columns of the data and the lengths of texts, where the run is there.
+    A model of which nobody knows that it was tuned has the wording that a run on the data would have.
 
     Args:
         data: a file or folder of examples, read as [data] source is.
@@ -45,7 +46,7 @@ def measure(
     table = recipe.evaluation.model_dump(include={"rouge", "max_new_tokens", "batch_size"})
     table |= {"metrics": [absolute(name) for name in metrics], "examples": examples, "generated": generated}
     settings, tokenizer = typed(schema.EvaluationTable, table), tuned.tokenizer()
-    rows = {"source": data, **asdict(tuned.wording)}
+    rows = {"source": data} | (asdict(tuned.wording) if tuned.worded else {})
     if limit := max_tokens or recipe.evaluation.max_tokens:  # else the run's, or the default
         rows["max_tokens"] = limit
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=rows), "evaluation": settings})

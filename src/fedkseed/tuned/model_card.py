@@ -52,9 +52,9 @@ def card(tuned: TunedModel, tokenizer: Any, format_: str, command: str, dtype: s
     origin: Any = {"license": licence(tuned.base or tuned.weights), "base_model": base, "base_model_relation": relation}
     tags = ["fedkseed", *(["federated-learning"] if was_tuned else []), format_]
     data = ModelCardData(**origin, library_name=LIBRARIES[format_], pipeline_tag="text-generation", tags=tags)
-    data[CARD_ENTRY] = {**tuned.wording.facts, "dtype": dtype}
+    data[CARD_ENTRY] = {**(tuned.wording.facts if tuned.worded else {}), "dtype": dtype}
     facts = {"base model": f"`{base}`", **_facts(tuned), **unread, "licence of the base model": data["license"]}
-    prompt = tuned.wording.text(Example("INSTRUCTION", ""), tokenizer)
+    prompt = tuned.words(tokenizer).text(Example("INSTRUCTION", ""), tokenizer)
     parts = [
         f"---\n{data.to_yaml()}\n---",
         f"# {base.rpartition('/')[2]}, {title}",
