@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -184,7 +185,9 @@ def lora(folder: Path) -> None:
     save(base, of, model)
     config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "up_proj"], task_type="CAUSAL_LM")
     model.name_or_path = str(base)
-    adapted = get_peft_model(model, config).requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft's, of transformers
+        adapted = get_peft_model(model, config).requires_grad_(False)
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(1))

@@ -10,13 +10,16 @@ from typing import Any
 
 import torch
 import transformers
+from gguf import GGUFReader
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from ..errors import FedKSeedError, first_line
+from .checkpoint import require_dense, require_no_adapters, require_readable, require_used, settle_ties
+from .gguf_config import gguf_config
 from .gguf_header import require_sane
-from .quantised import BLOCK_TYPES, load_gguf, quantise
+from .quantised import BLOCK_TYPES, load_gguf, names_in_file, quantise
 
 STORAGES = ("dense", "as stored", *BLOCK_TYPES)
 TOKENIZERS = ("tokenizer.json", "tokenizer*.model", "vocab.*", "*.tiktoken", "spiece.model")  # files of a folder
@@ -60,6 +63,8 @@ def find(model: str) -> ModelSource:
         model = str(Path(spec.submodule_search_locations[0]) / file)
     path = Path(model).expanduser()
     if path.is_dir():
+        require_no_adapters(path)
+        require_readable(path)
         return ModelSource(str(path))
     if path.is_file() and path.suffix == ".gguf":
         return ModelSource(str(path.parent), path)
@@ -97,15 +102,18 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
             raise FedKSeedError(f"only a .gguf file can be kept as stored; {model} is none: choose Q8_0, Q4_0 or Q4_1")
         with _readable(f"the model {model} can't be loaded as stored", source):
             return load_gguf(source.gguf_path, DTYPES[dtype], device).requires_grad_(False).eval()
-    options = source.options
-    if source.gguf_path is not None and (config := getattr(transformers, "GgufConfig", None)) is not None:
+    options, config = source.options, _config(source, model)
+    if source.gguf_path is None:
+        require_dense(config, model)
+    elif (packing := getattr(transformers, "GgufConfig", None)) is not None:
         # Releases that know it would keep matrices packed where they have a kernel for it, and warn in bfloat16.
-        options["quantization_config"] = config(dequantize=True)
+        options["quantization_config"] = packing(dequantize=True)
     # What is hidden is a progress bar, which would disturb the caller's own output. Weights in pickles, which can run
     # code when they are read, and code that comes with a model are refused.
     with _readable(f"the model {model} can't be loaded", source), redirect_stderr(StringIO()):
         model_and_report: Any = AutoModelForCausalLM.from_pretrained(
             source.name,
+            config=config,
             dtype=DTYPES[dtype],
             output_loading_info=True,
             trust_remote_code=False,
@@ -113,11 +121,10 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
             **options,
         )
     loaded, report = model_and_report
-    if absent := [*report["missing_keys"], *report["mismatched_keys"]]:
-        raise FedKSeedError(
-            f"the model {model} lacks {len(absent)} of its weights, the first is {sorted(map(str, absent))[0]}; "
-            "they would be random, and differ from party to party; get the whole model"
-        )
+    require_used(loaded, config, report, model)
+    if source.gguf_path is not None and not getattr(loaded.__dict__.get("hf_quantizer"), "supported", False):
+        names_in_file(loaded, GGUFReader(source.gguf_path), model)  # transformers' report has these architectures' not
+    settle_ties(loaded)
     if source.gguf_path is not None:  # dequantised on the way in: an ordinary model from here on
         loaded.config.__dict__.pop("quantization_config", None)
         loaded.__dict__.pop("hf_quantizer", None)
@@ -175,8 +182,7 @@ def load_tokenizer(model: str) -> Any:
         )
     with _readable(f"the tokenizer of {model} can't be loaded", source):
         tokenizer: Any = AutoTokenizer.from_pretrained(source.name, trust_remote_code=False, **source.options)
-    with _readable(f"the configuration of {model} can't be read", source):
-        config: Any = AutoConfig.from_pretrained(source.name, trust_remote_code=False, **source.options)
+    config = _config(source, model)
     if tokenizer.eos_token_id is None:
         raise FedKSeedError(f"the tokenizer of {model} has no end-of-text token; responses could not end")
     rows = getattr(config.get_text_config(), "vocab_size", None)
@@ -196,6 +202,14 @@ def load_tokenizer(model: str) -> Any:
     # Texts of more tokens are cut or left out by a recipe's rule; transformers would warn of the first one.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
+
+
+def _config(source: ModelSource, model: str) -> Any:
+    """A model's configuration; that of a GGUF file as its tensors complete it."""
+    with _readable(f"the configuration of {model} can't be read", source):
+        if source.gguf_path is not None:
+            return gguf_config(source.gguf_path)
+        return AutoConfig.from_pretrained(source.name, trust_remote_code=False)
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:

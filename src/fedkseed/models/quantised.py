@@ -15,11 +15,13 @@ import torch
 from accelerate import init_empty_weights
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from ..errors import FedKSeedError
 from ..weights.lazy import TILE, Lazy, Workspace
+from .checkpoint import require_none_unused
+from .gguf_config import FACTORS, architecture_of, gguf_config
 
 BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1")  # what a dense model can be quantised to; 8.5, 4.5 and 5 bits a weight
 
@@ -109,12 +111,10 @@ def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
     Values are those that `transformers` gives the dequantised model, bit for bit.
 
     Raises:
-        FedKSeedError: the file lacks a weight of the model.
+        FedKSeedError: the file lacks a weight of the model, or has one that the model has no place for.
     """
-    config: Any = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
-    model, reader = empty_model(config, dtype=dtype), gguf.GGUFReader(path)
-    processor = processor_of(bytes(reader.fields["general.architecture"].parts[-1]).decode(), config)
-    names = get_gguf_hf_weights_map(model, processor)
+    model, reader = empty_model(gguf_config(path), dtype=dtype), gguf.GGUFReader(path)
+    processor, names = names_in_file(model, reader, str(path))
     workspace, tensors = Workspace(), dict[str, Tensor]()
     for tensor in reader.tensors:
         if tensor.name in names:
@@ -129,6 +129,20 @@ def empty_model(config: Any, **options: Any) -> Any:
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
     model.tie_weights()
     return model
+
+
+def names_in_file(model: nn.Module, reader: gguf.GGUFReader, file: str) -> tuple[Any, dict[str, str]]:
+    """The changes that transformers makes to a file's tensors, and the model's names of them.
+
+    Raises:
+        FedKSeedError: the model has no place for a tensor of the file.
+    """
+    processor = processor_of(architecture_of(reader), model.config)
+    names = get_gguf_hf_weights_map(model, processor)
+    # gpt2's processor reads output.weight by itself; of experts the names without their ends are known
+    known = {*names, *(f"{name}.weight" for name in names), FACTORS}
+    require_none_unused([tensor.name for tensor in reader.tensors if tensor.name not in known], file)
+    return processor, names
 
 
 def processor_of(architecture: str, config: Any) -> Any:

@@ -1,0 +1,139 @@
+"""What the files of a model hold, compared with what the model has a place for; files are asked, not descriptions."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from ..errors import FedKSeedError, first_line
+from ..files import read_table
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTERS = "adapter_config.json"
+NUMBERS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types that hold weights as they are
+# Tensors that transformers once stored, and computes now: tables of positions, and what masks attention.
+COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids|causal_mask)$")
+# Parts of models of text and something else, of which the model of text is loaded alone.
+TOWERS = re.compile(r"^(model\.)?(vision|visual|audio|image|multi_?modal|mm_|embed_vision|embed_audio|vq)")
+
+
+def require_no_adapters(folder: Path) -> None:
+    """Refuse a folder of the `peft` library where a whole model is expected.
+
+    transformers would put the adapters on their base model; neither their change nor the base's would be tuned.
+
+    Raises:
+        FedKSeedError: it has the description of adapters.
+    """
+    if (folder / ADAPTERS).is_file():
+        base = read_table(folder / ADAPTERS, by_hand=True).get("base_model_name_or_path")
+        of_base = f" of the base model {base}" if base else ""
+        raise FedKSeedError(
+            f"{folder} has adapters{of_base} ({ADAPTERS}) and is no whole model: name the base model, or merge them "
+            "into it (peft's merge_and_unload) and save that in a new folder; if its weights have them already, "
+            f"remove {ADAPTERS}"
+        )
+
+
+def require_readable(folder: Path) -> None:
+    """Refuse a folder whose safetensors files are not one whole model in plain numbers; weights are not read.
+
+    Raises:
+        FedKSeedError: a file is damaged or missing, a tensor is there twice, or packed in a type for few bits.
+    """
+    files = [folder / SINGLE]
+    if (index := folder / INDEX).is_file():
+        shards = {*_table(index, "weight_map").values()}
+        if files[0].is_file() and shards != {SINGLE}:
+            raise FedKSeedError(f"{folder} has two models, {SINGLE} and that of {INDEX}; remove one of them")
+        files = [folder / name for name in sorted(shards)]
+        if absent := [file.name for file in files if not file.is_file()]:
+            raise FedKSeedError(f"{folder} lacks {absent[0]}, which its {INDEX} names; get the whole model")
+    elif not files[0].is_file():  # without weights at all it is refused where they are loaded
+        if pickles := [*folder.glob("pytorch_model*.bin")]:
+            raise FedKSeedError(
+                f"{folder} can't be loaded: its weights are in {min(pickles).name}, a pickle, which can run code when "
+                "it is read; take the model in safetensors, or convert it: load it by transformers, and save_pretrained"
+            )
+        return
+    places = dict[str, Path]()
+    for file in files:
+        try:
+            with safe_open(file, "pt") as tensors:
+                kinds = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise FedKSeedError(f"{file} is damaged or not complete: {first_line(error)}; get it again") from error
+        for name, kind in kinds.items():
+            if (other := places.setdefault(name, file)) != file:
+                raise FedKSeedError(f"{name} is in {other} and in {file.name}; get the model again, in an empty folder")
+            if kind not in (*NUMBERS, "I64") and not (
+                name.endswith(".bias") or COMPUTED.search(name)
+            ):  # masks are others
+                raise FedKSeedError(f"{file} has {name} as {kind}; take the model in one of {', '.join(NUMBERS)}")
+
+
+def _table(path: Path, key: str) -> Mapping[str, Any]:
+    table = read_table(path, by_hand=True).get(key)
+    if not isinstance(table, dict):
+        raise FedKSeedError(f"{path} has no table {key}; get the model again")
+    return table
+
+
+def require_dense(config: Any, model: str) -> None:
+    """Refuse a model whose weights are packed in another way than GGUF's, as by GPTQ, AWQ, bitsandbytes or in FP8."""
+    packed = getattr(config, "quantization_config", None) or getattr(
+        config.get_text_config(), "quantization_config", None
+    )
+    if packed:
+        method = packed.get("quant_method") if isinstance(packed, dict) else packed.quant_method
+        raise FedKSeedError(
+            f"the weights of {model} are packed by {getattr(method, 'value', method)!r} and can't be tuned; take the "
+            "model in float32, bfloat16 or float16, which [model] storage keeps in 4 or 8 bits, or as a GGUF file"
+        )
+
+
+def require_used(loaded: Any, config: Any, report: Mapping[str, Any], model: str) -> None:
+    """Refuse a model that lacks weights of its own description, or whose files have weights that it does not use.
+
+    Args:
+        config: that of the folder, which may be of more than text.
+        report: transformers' of the loading, which leaves out what the model's class says that it ignores.
+    """
+    if absent := [*report["missing_keys"], *report["mismatched_keys"]]:
+        raise FedKSeedError(
+            f"the model {model} lacks {len(absent)} of its weights, the first is {min(map(str, absent))}; "
+            "they would be random, and differ from party to party; get the whole model"
+        )
+    buffers = {name for name, _ in loaded.named_buffers()}
+    has_towers = any(name != "text_config" for name in getattr(config, "sub_configs", ()))
+    require_none_unused(
+        [
+            name
+            for name in report["unexpected_keys"]
+            if name not in buffers and not COMPUTED.search(name) and not (has_towers and TOWERS.search(name))
+        ],
+        model,
+    )
+
+
+def require_none_unused(names: Sequence[str], model: str) -> None:
+    """Refuse a model's file with tensors, of the given names, that the loaded model has no place for."""
+    if names:
+        raise FedKSeedError(
+            f"the model {model} has tensors that its description has no place for, {len(names)} in all, the first is "
+            f"{min(names)}; they would be lost: mend the description, or take the tensors out if they are of no use"
+        )
+
+
+def settle_ties(model: Any) -> None:
+    """Say in a model's configuration that its embeddings are not tied, where its weights are two matrices.
+
+    transformers loads two different matrices as such, whatever the configuration says, but others would tie them.
+    """
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    if head is not None and head is not model.get_input_embeddings().weight:
+        for config in (model.config, model.config.get_text_config()):
+            if getattr(config, "tie_word_embeddings", False):
+                config.tie_word_embeddings = False
