@@ -1,4 +1,4 @@
-"""What the files of a model hold, compared with what the model has a place for; files are asked, not descriptions."""
+"""Checks of a model's files against what the model has a place for: the files count, not what a configuration says."""
 
 import re
 from collections.abc import Mapping, Sequence
