@@ -20,6 +20,7 @@ from fedkseed.data.layouts import Example, Turn
 from fedkseed.data.wording import Wording, encode_each
 from fedkseed.run.progress import Silent
 
+from ..models.llama_cpp import LlamaCpp
 from .chat_formats import FORMATS, ChatFormat
 from .tiny import tokenizer
 
@@ -255,3 +256,51 @@ def test_a_model_that_was_not_tuned_is_asked_by_its_own_template(tiny_model, tmp
         f'TEMPLATE """{turn.replace(example.instruction, "{{ .Prompt }}")}"""'
         in (tmp_path / "gguf" / "Modelfile").read_text()
     )
+
+
+@pytest.mark.parametrize("name", ["turn", "chatml", "not begun"])
+def test_a_model_that_learned_to_end_its_turn_ends_it_wherever_it_is_asked(tiny_model, recipe_for, tmp_path, name):
+    """By a run's own evaluation, `generate`, transformers and llama.cpp; the end of text is another token in one.
+
+    In another the tokenizer begins texts with a token that the chat template does not write, and llama.cpp would.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from fedkseed.evaluation.evaluate import answers_to, respond
+    from fedkseed.recipe.reading import load_recipe
+    from fedkseed.run.start_and_resume import start
+    from fedkseed.tuned.export import export
+    from fedkseed.tuned.load import open_tuned
+
+    rows = [{"messages": messages_of([("user", f"Say {word}"), ("assistant", word)])} for word in ("one", "two")] * 12
+    fast = {"lr": "lr = 0.2", "rounds": "rounds = 5", "steps": "steps = 30"}
+    fedavg = {"algorithm": 'algorithm = "fedavg"', "[derivatives]": ""}
+    recipe = load_recipe(recipe_for(name, rows, **fast, **fedavg))
+    result = start(recipe, tmp_path / "run")
+    assert sum(result.after.losses) < 0.05 * sum(result.before.losses)
+    tuned = open_tuned(tmp_path / "run")
+    of, model = tuned.tokenizer(), tuned.load()
+    (encoded,) = encode_each([example_of([("user", "Say two"), ("assistant", "two")])], of, tuned.wording)
+    assert not isinstance(encoded, FedKSeedError)
+    assert answers_to(model, of, [encoded], 8) == ["two"]
+    prompt = tuned.words(of).prompt(Example("Say two", ""), of)
+    assert respond(model, of, [prompt], 8, tuned.words(of).ends(of)) == ["two"]
+    export(tuned, tmp_path / "hf")
+    export(tuned, tmp_path / "gguf", "gguf", kind="f32")
+    theirs, there = (
+        AutoTokenizer.from_pretrained(tmp_path / "hf"),
+        AutoModelForCausalLM.from_pretrained(tmp_path / "hf"),
+    )
+    asked: Any = theirs.apply_chat_template(
+        [{"role": "user", "content": "Say two"}], add_generation_prompt=True, return_tensors="pt"
+    )
+    written = there.generate(**asked, do_sample=False, max_new_tokens=8)[0, asked["input_ids"].shape[1] :].tolist()
+    assert written == list(encoded.tokens[encoded.prompt :])
+    llama = LlamaCpp(tmp_path / "gguf" / "model-f32.gguf")
+    messages = [{"role": "user", "content": "Say two"}]
+    assert llama.tokens(llama.worded(messages)) == prompt
+    assert llama.text(llama.worded(messages), 8) == "two"
+    stops = [
+        line.split('"')[1] for line in (tmp_path / "gguf" / "Modelfile").read_text().splitlines() if "stop" in line
+    ]
+    assert [of.convert_tokens_to_ids(stop) for stop in stops] == tuned.words(of).ends(of)

@@ -209,6 +209,7 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "longsys": with_template(LONG_SYSTEM, "<|im_start|>", end="<|im_end|>"),
     "turn": with_template(TURN, "<turn>", "</turn>", begin="<bos>", end="<eos>", pad="<pad>", adds_begin=True),
     "dated": with_template(DATED, "<turn>", begin="<s>", end="</s>", adds_begin=True),
+    "not begun": with_template(MESSAGES, "<turn>", begin="<s>", end="</s>", adds_begin=True),
     "alternate": with_template(ALTERNATE, "<turn>", begin="<s>", end="</s>", adds_begin=True),
     **{made.__name__: made for made in (pad_beyond, word_beyond, overflow, tied_but_head, biased, lora, penalty)},
 }

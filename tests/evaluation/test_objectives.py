@@ -247,7 +247,7 @@ def test_a_function_that_is_not_there_is_refused(name, message):
     ],
 )
 def test_what_is_no_list_of_finite_numbers_is_refused(returned, message, tmp_path, monkeypatch, model, batch):
-    monkeypatch.setattr("fedkseed.evaluation.objectives.respond", lambda *given: ["x"] * len(given[2]))
+    monkeypatch.setattr("fedkseed.evaluation.objectives.answers_to", lambda *given: ["x"] * len(given[2]))
     (tmp_path / "own.py").write_text(f"def score(answers, examples):\n    return {returned}\n")
     with pytest.raises(FedKSeedError, match=message):
         objective_of(f"{tmp_path}/own.py:score", LIMIT)(model, None, batch)

@@ -316,8 +316,9 @@ def generate(
 
     opened = open_tuned(adapter, model)
     tokenizer = opened.tokenizer()
-    tokens = opened.words(tokenizer).prompt(Example(prompt, "", context), tokenizer)
+    words = opened.words(tokenizer)
+    tokens, ends = words.prompt(Example(prompt, "", context), tokenizer), words.ends(tokenizer)
     for title, load in (("base", opened.load_base), ("tuned", opened.load)):
-        answer = respond(load(), tokenizer, [tokens], max_new_tokens)[0].strip()
+        answer = respond(load(), tokenizer, [tokens], max_new_tokens, ends)[0].strip()
         console.print(Text(f"--- {title} ---", style="bold"))
         console.print(Text(answer or "(nothing)"))

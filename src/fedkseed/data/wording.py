@@ -194,6 +194,22 @@ def beginning(tokenizer: Any) -> list[int]:
     return whole[: next(starts, 0)]
 
 
+def answer_tokens(tokenizer: Any, response: str, around: tuple[str, str] | None) -> tuple[int, ...]:
+    """The tokens of another response in the place of an example's, to the end of the answer.
+
+    Args:
+        around: that of the example.
+    """
+    if around is None:
+        return *tokenizer(response, add_special_tokens=False).input_ids, tokenizer.eos_token_id
+    lead, end = around
+    before = tokenizer("\n", add_special_tokens=False).input_ids  # else some tokenizers begin a text with a space
+    tokens = tokenizer(f"\n{lead}{response}{end}", add_special_tokens=False).input_ids
+    if tokens[: len(before)] == before:
+        return tuple(tokens[len(before) :])
+    return tuple(tokenizer(f"{lead}{response}{end}", add_special_tokens=False).input_ids)
+
+
 def _turns(example: Example) -> Sequence[Turn]:
     """The messages before the response; none where nothing is asked."""
     request = _request(example)

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 from ..data.batches import Encoded, collate
+from ..data.wording import answer_tokens
 from ..models.loss import example_losses, has_virtual_tokens, option_losses, room_for, takes_positions
 from .metrics import Metrics
 from .statistics import SHOWN, Evaluation
@@ -62,9 +63,7 @@ def evaluate(
         choices = [(encoded.example.response, chosen[i]) for i, encoded in enumerate(held_out)]
         scores["choice"] = [float(true == choice) for true, choice in choices]
     asked, shown = held_out[:generated], list[list[str]]()
-    answers: list[str] = each(
-        asked, lambda some: respond(model, tokenizer, [e.tokens[: e.prompt] for e in some], max_new_tokens)
-    )
+    answers: list[str] = each(asked, lambda some: answers_to(model, tokenizer, some, max_new_tokens))
     if asked:
         examples = [e.example for e in asked]
         shown = [[e.instruction, e.response, a] for e, a in zip(examples[:SHOWN], answers[:SHOWN], strict=True)]
@@ -76,7 +75,7 @@ def evaluate(
 def likeliest(
     model: nn.Module, tokenizer: Any, examples: Sequence[Encoded], options: Sequence[Sequence[str]], batch_size: int
 ) -> list[str]:
-    """The option of each example with the highest probability after its prompt, the end of text with it.
+    """The option of each example with the highest probability after its prompt, what ends an answer with it.
 
     Of equals the first.
 
@@ -84,16 +83,32 @@ def likeliest(
         examples: with prompts of one length, where the model does not take positions.
         batch_size: prompts, or options of one prompt, that go through the model at a time.
     """
-    end = tokenizer.eos_token_id
     prompts = [encoded.tokens[: encoded.prompt] for encoded in examples]
-    texts = [tokenizer(list(choices), add_special_tokens=False).input_ids for choices in options]
-    tails = [[(*tokens, end) for tokens in choices] for choices in texts]
+    tails = [
+        [answer_tokens(tokenizer, option, encoded.around) for option in choices]
+        for encoded, choices in zip(examples, options, strict=True)
+    ]
     if len(examples) == 1:  # there may be hundreds
         parts = [tails[0][k : k + batch_size] for k in range(0, len(tails[0]), batch_size)]
         nats = [[loss for part in parts for loss in option_losses(model, prompts, [part], tokenizer.pad_token_id)[0]]]
     else:
         nats = option_losses(model, prompts, tails, tokenizer.pad_token_id)
     return [choices[losses.index(min(losses))] for choices, losses in zip(options, nats, strict=True)]
+
+
+def answers_to(model: Any, tokenizer: Any, examples: Sequence[Encoded], max_new_tokens: int) -> list[str]:
+    """Greedy answers to the prompts of examples, without what the chat template itself writes before an answer."""
+    around = dict.fromkeys(encoded.around for encoded in examples if encoded.around is not None)
+    ends = [tokenizer(end.strip(), add_special_tokens=False).input_ids for _, end in around]
+    ended = [tokens[0] for tokens in ends if len(tokens) == 1]
+    prompts = [encoded.tokens[: encoded.prompt] for encoded in examples]
+    answers = respond(model, tokenizer, prompts, max_new_tokens, ended)
+    for k, encoded in enumerate(examples):
+        written = tokenizer(encoded.around[0] if encoded.around else "", add_special_tokens=False).input_ids
+        lead = tokenizer.decode(written, skip_special_tokens=True).strip()
+        if lead and answers[k].lstrip().startswith(lead):
+            answers[k] = answers[k].lstrip().removeprefix(lead)
+    return answers
 
 
 @torch.inference_mode()

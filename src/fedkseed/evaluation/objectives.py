@@ -11,7 +11,7 @@ from torch import nn
 
 from ..data.batches import Batch
 from ..models.loss import batch_loss
-from .evaluate import respond
+from .evaluate import answers_to
 from .metrics import accuracy, score_of
 
 Objective: TypeAlias = Callable[[nn.Module, Any, Batch], float]  # model, its tokenizer, batch; lower is better
@@ -36,7 +36,7 @@ def objective_of(name: str, max_new_tokens: int) -> Objective:
 
     def objective(model: nn.Module, tokenizer: Any, batch: Batch) -> float:
         """Return 1 − the mean score of the answers; all is done inside this call, since two calls may take turns."""
-        answers = respond(model, tokenizer, [e.tokens[: e.prompt] for e in batch.examples], max_new_tokens)
+        answers = answers_to(model, tokenizer, batch.examples, max_new_tokens)
         return 1 - float(np.mean(score(answers, [e.example for e in batch.examples])))
 
     return objective

@@ -37,7 +37,7 @@ def load(tuned: TunedModel) -> Models:
     models["tuned"] = tuned.load()
     for model in models.values():
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        inner.generation_config = greedy(model, tokenizer)
+        inner.generation_config = greedy(model, tokenizer, tuned.words(tokenizer).ends(tokenizer))
         model.generate = partial(_within_positions, model, model.generate)
     return {name: (model, tokenizer) for name, model in models.items()}
 

@@ -55,13 +55,14 @@ def export(
     _require_expressible(tuned, format_, rank)
     # Programs that put messages to the model do it in the words on which it was tuned.
     tokenizer = tuned.chat_tokenizer() if tuned.worded else tuned.tokenizer()
+    words = tuned.words(tokenizer)
     with folder(output, 0o777) as part:
         if format_ == "hf":
             notes = _write_hf(tuned, tokenizer, part, dtype)
         elif format_ == "gguf":
             file = f"model-{kind}.gguf"
-            write_gguf(part / file, tuned.merged(), tokenizer, kind, tuned.source)
-            (part / "Modelfile").write_text(modelfile(file, tokenizer, tuned.words(tokenizer)), encoding="utf-8")
+            write_gguf(part / file, tuned.merged(), tokenizer, kind, tuned.source, words if tuned.worded else None)
+            (part / "Modelfile").write_text(modelfile(file, tokenizer, words), encoding="utf-8")
             notes = [f"The file `{file}` holds the whole model, for `llama.cpp`; `Modelfile` is for Ollama."]
         elif tuned.adapter is not None and format_ == "fedkseed":
             tuned.adapter.save(part / ADAPTER)
@@ -98,6 +99,11 @@ def _require_expressible(tuned: TunedModel, format_: str, rank: int | None) -> N
 
 def _write_hf(tuned: TunedModel, tokenizer: Any, part: Path, dtype: str | None) -> list[str]:
     model: Any = tuned.merged()
+    if tuned.worded:  # answers end where those of tuning do
+        stated = model.generation_config.eos_token_id
+        listed = [stated] if isinstance(stated, int) else stated or []
+        ends = list(dict.fromkeys([*tuned.wording.ends(tokenizer), *listed]))
+        model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
     densify(model)
     if dtype is not None:
         model.to(DTYPES[dtype])
@@ -135,4 +141,5 @@ def modelfile(file: str, tokenizer: Any, wording: Wording) -> str:
     adds_begin = tokenizer.bos_token and tokenizer("a").input_ids[0] == tokenizer.bos_token_id
     if wording.template == "chat" and adds_begin:  # Ollama lets the tokenizer add it, and would have two
         prompt = prompt.removeprefix(tokenizer.bos_token)
-    return f'FROM ./{file}\nTEMPLATE """{prompt}"""\nPARAMETER stop "{tokenizer.eos_token}"\n'
+    stops = "".join(f'PARAMETER stop "{tokenizer.decode([end])}"\n' for end in wording.ends(tokenizer))
+    return f'FROM ./{file}\nTEMPLATE """{prompt}"""\n{stops}'

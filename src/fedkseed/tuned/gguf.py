@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
+from ..data.layouts import Example
+from ..data.wording import Wording, beginning
 from ..errors import FedKSeedError
 from ..files import border
 from ..models.gguf_tokenizer import add_tokenizer
@@ -95,7 +97,9 @@ def _write_file(path: Path, writer: GGUFWriter, tensors: Mapping[str, FileTensor
             writer.close()
 
 
-def write_gguf(path: Path, model: nn.Module, tokenizer: Any, kind: str, source: Path | None = None) -> None:
+def write_gguf(
+    path: Path, model: nn.Module, tokenizer: Any, kind: str, source: Path | None = None, words: Wording | None = None
+) -> None:
     """Write a model as a GGUF file, one tensor in memory at a time.
 
     Matrices are of the kind that is asked for; vectors are float32, matrices whose rows are no whole blocks float16,
@@ -105,13 +109,14 @@ def write_gguf(path: Path, model: nn.Module, tokenizer: Any, kind: str, source: 
         kind: a name of MATRIX_TYPES.
         source: the base model's own GGUF file, if it is one. Tensors that were not tuned stay as they are in it, where
             it is of the same kind.
+        words: the wording of tuning, which says what begins and ends turns; None: what the tokenizer says.
 
     Raises:
         FedKSeedError: the model or its tokenizer can't be written.
     """
     names, parameters = Names.of(model.config), dict(model.named_parameters(remove_duplicate=False))
     writer, (matrices, number) = GGUFWriter(None, names.architecture), MATRIX_TYPES[kind]
-    tensors = dict[str, FileTensor]()
+    tensors, turns = dict[str, FileTensor](), {} if words is None else _turns(tokenizer, words)
 
     def add(name: str, value: Tensor) -> None:
         """A tensor of the model, in the file's order and type."""
@@ -126,7 +131,7 @@ def write_gguf(path: Path, model: nn.Module, tokenizer: Any, kind: str, source: 
             add(name, parameters[parameter])
     else:
         reader, template = GGUFReader(source), getattr(tokenizer, "chat_template", None)
-        skipped = (*SKIPPED, Keys.Tokenizer.CHAT_TEMPLATE) if isinstance(template, str) else SKIPPED
+        skipped = (*SKIPPED, *turns, *([Keys.Tokenizer.CHAT_TEMPLATE] if isinstance(template, str) else []))
         for name, field in reader.fields.items():
             if not name.startswith(skipped) and (content := field.contents()) not in ([], ""):
                 inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
@@ -142,9 +147,25 @@ def write_gguf(path: Path, model: nn.Module, tokenizer: Any, kind: str, source: 
                 tensors[stored.name] = shape, stored.tensor_type, partial(np.asarray, stored.data)
             else:
                 add(stored.name, value)
+    for key, setting in turns.items():
+        writer.kv_data[0].pop(key, None)  # the tokenizer's own
+        (writer.add_bool if isinstance(setting, bool) else writer.add_uint32)(key, setting)
     writer.add_file_type(number)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _write_file(path, writer, tensors)
+
+
+def _turns(tokenizer: Any, words: Wording) -> dict[str, Any]:
+    """The fields of a file by which llama.cpp begins and ends turns as the wording does.
+
+    It puts the begin of text before what a chat template writes, if its tokenizer does so for any text.
+    """
+    further = [end for end in words.ends(tokenizer) if end != tokenizer.eos_token_id]
+    fields: dict[str, Any] = {Keys.Tokenizer.EOT_ID: further[0]} if further else {}
+    if words.template == "chat" and beginning(tokenizer):
+        begins = words.prompt(Example("a", ""), tokenizer)[:1] == beginning(tokenizer)[:1]
+        fields |= {} if begins else {Keys.Tokenizer.ADD_BOS: False}
+    return fields
 
 
 def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
