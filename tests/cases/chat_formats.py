@@ -55,7 +55,9 @@ def gemma(messages: Messages) -> Parts:
 
 
 def phi3(messages: Messages) -> Parts:
-    return [*simple(lambda role: f"<|{role}|>\n", "<|end|>")(messages), ("<|endoftext|>", False)]
+    """The end of text is behind the last turn, which is an answer."""
+    *parts, (last, counted), (line_end, _) = simple(lambda role: f"<|{role}|>\n", "<|end|>")(messages)
+    return [*parts, (f"{last}{line_end}<|endoftext|>", counted)]
 
 
 def zephyr(messages: Messages) -> Parts:

@@ -46,6 +46,47 @@ def test_what_stands_around_an_answer_is_found_by_trying(tokenizer, template, le
     assert (made.leads, made.tail, made.end is not None) == (leads, tail, ends)
 
 
+def decoded(tokenizer, encoded):
+    return [tokenizer.decode(encoded.tokens[begin:end]) for begin, end in encoded.counted]
+
+
+TWO = Example("B?", "two", turns=(Turn("user", "A?"), Turn("assistant", "one"), Turn("user", "B?")))
+
+
+def test_where_the_next_header_ends_an_answer_it_is_counted(tokenizer):
+    """GLM's way: its settings of generation list the header of a user as an end."""
+    tokenizer.add_tokens(["<user>", "<assistant>"], special_tokens=True)
+    turns = "{% for m in messages %}<{{ m['role'] }}>\n{{ m['content'] }}{% endfor %}"
+    tokenizer.chat_template = turns + "{% if add_generation_prompt %}<assistant>{% endif %}"
+    encoded = encode(TWO, tokenizer, Wording("chat"))
+    assert decoded(tokenizer, encoded) == ["\none<user>", "\ntwo<user>"]
+    assert Wording("chat").ends(tokenizer) == [0, tokenizer.convert_tokens_to_ids("<user>")]
+    whole = tokenizer.decode(encoded.tokens)
+    assert whole == "<user>\nA?<assistant>\none<user>\nB?<assistant>\ntwo<user>"
+
+
+def test_a_conversation_is_refused_where_nothing_ends_an_answer(tokenizer):
+    tokenizer.chat_template = TURNS + "\n{% endfor %}" + ASK
+    with pytest.raises(FedKSeedError, match="writes nothing that ends an answer"):
+        encode(TWO, tokenizer, Wording("chat"))
+    assert decoded(tokenizer, encode(Example("A?", "one"), tokenizer, Wording("chat"))) == ["one<end>"]
+
+
+def test_a_thought_in_a_form_of_the_templates_own_is_counted(tokenizer):
+    """Qwen's way: what is before </think> is written anew for the last answer, and left out of earlier ones."""
+    thought = "m['content'].split('</think>')"
+    shown = (
+        f"{{% if {thought} | length > 1 and loop.last %}}<think>{{{{ {thought}[0][7:] | trim }}}}</think>{{% endif %}}"
+    )
+    turns = "{% for m in messages %}[{{ m['role'] }}]" + shown + f"{{{{ {thought}[-1] }}}}{{{{ eos_token }}}}"
+    tokenizer.chat_template = turns + "{% endfor %}" + ASK
+    lone = Example("A?", "<think> Hm. </think>one", turns=(Turn("user", "A?"),))
+    assert decoded(tokenizer, encode(lone, tokenizer, Wording("chat"))) == ["<think>Hm.</think>one<end>"]
+    talk = Example("B?", "two", turns=(Turn("user", "A?"), Turn("assistant", lone.response), Turn("user", "B?")))
+    with pytest.raises(FedKSeedError, match="otherwise than it asks for one"):
+        encode(talk, tokenizer, Wording("chat"))
+
+
 MARKED = (
     "{% for m in messages %}[{{ m['role'] }}]{% if m['role'] == 'assistant' and 'skip' not in m['content'] %}"
     "{% generation %}{{ m['content'] }}{{ eos_token }}\n{% endgeneration %}"

@@ -124,8 +124,6 @@ CHAT = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-# A template of another model's: without the end of text, with spaces around what was said; it asks always.
-BARE = "{% for m in messages %}[{{ m['role'][0] }}] {{ m['content'] | trim }} {% endfor %}[a]"
 SECTION = "\n\n### Instruction:\n{}\n\n### Response:\n"
 HEAD = prompt_of("paper", Example("How many legs has a cat?", "", "Be brief.")) + "\n"
 FOUR, TEN = ([(answer, True), ("<end>", True)] for answer in ("Four.", "Ten."))
@@ -135,13 +133,6 @@ WORDED = {  # wording -> its texts, and whether the loss counts them, as a hand 
         *FOUR,
         ("\nuser: And a bird?<end>\nassistant:  <end>\nuser: And a crab?<end>\nassistant: ", False),
         *TEN,
-    ],
-    BARE: [
-        ("[s] Be brief. [u] How many legs has a cat? [a]", False),
-        (" Four.", True),
-        (" [u] And a bird? [a]  [u] And a crab? [a]", False),
-        (" Ten.", True),
-        TEN[1],
     ],
     "paper": [
         (HEAD, False),
@@ -158,7 +149,7 @@ WORDED = {  # wording -> its texts, and whether the loss counts them, as a hand 
 }
 
 
-@pytest.mark.parametrize("wording", WORDED, ids=["chat", "bare", "paper", "plain"])
+@pytest.mark.parametrize("wording", WORDED, ids=["chat", "paper", "plain"])
 def test_the_loss_counts_the_answers_of_a_conversation_token_by_token(tokenizer, monkeypatch, wording):
     monkeypatch.setattr(tokenizer, "chat_template", wording if "{" in wording else None)
     encoded = encode(TALK, tokenizer, Wording("chat" if "{" in wording else wording))
@@ -170,8 +161,7 @@ def test_the_loss_counts_the_answers_of_a_conversation_token_by_token(tokenizer,
     width = batch.tokens.shape[1]
     assert batch.tokens[0].tolist() == tokens + [tokenizer.pad_token_id] * (width - len(tokens))
     assert batch.labels[0].tolist() == labels + [IGNORED] * (width - len(tokens))
-    space = " " * (wording == BARE)
-    assert encoded.tokens[encoded.prompt :] == (*tokenizer(f"{space}Ten.").input_ids, tokenizer.eos_token_id)
+    assert encoded.tokens[encoded.prompt :] == (*tokenizer("Ten.").input_ids, tokenizer.eos_token_id)
 
 
 def test_a_conversation_of_one_answer_has_the_tokens_of_an_instruction(tokenizer, monkeypatch):

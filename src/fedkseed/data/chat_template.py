@@ -47,6 +47,8 @@ class ChatTemplate:
     text: str  # the template
     leads: tuple[str, ...]  # what may stand between the request for an answer and the answer
     tail: str  # what ends an answer, up to the first special token
+    written: bool  # whether it is behind the last answer, too; else it is the header of the message after another
+    closing: str  # special tokens behind the tail of the last answer
 
     @classmethod
     def of(cls, tokenizer: Any, day: date | None) -> "ChatTemplate":
@@ -89,6 +91,9 @@ class ChatTemplate:
             if marked is not None:  # the maker's own mark also says what ends the answer
                 answer = answer._replace(end=max(answer.end, len(whole[:marked].rstrip())))
             answers.append(answer._replace(counted=marked is not None or not has_marks))
+        last = answers[-1] if answers else None
+        if last and whole.startswith(self.closing, last.end):
+            answers[-1] = last._replace(end=last.end + len(self.closing))
         return whole, answers
 
     def _place(self, whole: str, messages: Messages, k: int, at: int) -> Answer:
@@ -123,6 +128,12 @@ class ChatTemplate:
             return ended[0]._replace(end=ended[0].end + len(self.tail))
         if places:
             return places[0]
+        # A template may write the thought of an answer in a form of its own: what it adds to the request is the answer.
+        alone = self.render(messages[: k + 1]) if begin < len(whole) else ""
+        added = alone[begin:] if alone.startswith(whole[:begin]) else ""
+        added = added[: added.rfind(self.tail) + len(self.tail)] if self.tail and self.written else added.rstrip()
+        if added.strip() and whole.startswith(added, begin):
+            return Answer(begin, begin, begin + len(added))
         written = whole[max(0, len(asked) - SHOWN // 2) :][:SHOWN]
         raise FedKSeedError(
             f"the model's chat template writes the answer {text[:40]!r} otherwise than it asks for one, and the loss "
@@ -151,13 +162,17 @@ def _tried(tokenizer: Any, text: str) -> ChatTemplate:
             "the model's chat template does not write an answer behind what asks for it: it asks by "
             f"{asked[-SHOWN:]!r}, and writes {last[-SHOWN:]!r}; {INSTEAD}"
         )
-    tail = last.removeprefix(asked).partition(ANSWER)[2]
+    behind_last, behind_first = last.removeprefix(asked).partition(ANSWER)[2], earlier.partition(ANSWER)[2]
     special = sorted((token for token in tokenizer.get_added_vocab() if token.strip()), key=len, reverse=True)
-    first = re.search("|".join(map(re.escape, special)), tail) if special else None
-    tail = tail[: first.end()] if first else tail.rstrip()
-    if asked == plain and not earlier.partition(ANSWER)[2].startswith(tail):
-        tail = ""  # the template asks for an answer always, also behind the last, and nothing ends one
-    return ChatTemplate(tokenizer, text, tuple(leads), tail)
+    tokens = "|".join(map(re.escape, special)) or r"(?!)"
+    first = re.search(tokens, behind_last)
+    tail = behind_last[: first.end()] if first else behind_last.rstrip()
+    closing = re.match(rf"(\s*({tokens}))*", behind_last[len(tail) :]) if first and asked != plain else None
+    if asked == plain and not behind_first.startswith(tail):
+        tail = ""  # the template asks for an answer always, also behind the last
+    header = re.match(rf"\s*({tokens})", behind_first) if not tail else None
+    shape = tuple(leads), header[0] if header else tail, bool(tail), closing[0] if closing else ""
+    return ChatTemplate(tokenizer, text, *shape)
 
 
 def uses_clock(tokenizer: Any) -> bool:

@@ -145,14 +145,20 @@ class Wording:
         messages = _messages([*turns, Turn(ASSISTANT, example.response)])
         whole, answers = template.answers(messages)
         exchanges, at, end = list[PromptedResponse](), 0, tokenizer.eos_token
+        missing = "" if template.written else template.tail.lstrip()  # behind the last answer
         for answer, turn in zip(answers, [*turns, None], strict=True):
             if answer and answer.counted and (turn is None or turn.counted):
                 around = whole[answer.begin : answer.said], template.tail or end
-                counted = whole[answer.begin : answer.end]
+                counted = whole[answer.begin : answer.end] + ("" if turn else missing)
                 ended = counted.endswith(end) or (turn is None and template.end is None)
                 prompt = whole[at : answer.begin]
                 exchanges.append(PromptedResponse(prompt, counted.removesuffix(end), ended, around))
                 at = answer.end
+        if len(exchanges) > 1 and not template.tail:
+            raise FedKSeedError(
+                "the model's chat template writes nothing that ends an answer, and a model that learns the earlier "
+                f"answers of a conversation would not end any; {INSTEAD}"
+            )
         if not (answers[-1] and answers[-1].counted):
             raise FedKSeedError(f"the marks of the model's chat template leave out the last answer; {INSTEAD}")
         return exchanges
