@@ -111,15 +111,9 @@ def share_out(recipe: Recipe, tokenizer: Any, show: Note = lambda line: None) ->
     has_category = any(e.example.category == DEFAULT_CATEGORY for e in evaluated)
     if recipe.data.format == "rows" and recipe.data.held_out == DEFAULT_CATEGORY and not has_category:
         note(f"the data has no category {DEFAULT_CATEGORY!r}: a share of {SHARE_WITHOUT_IT:g} of its rows is held out")
-    if (
-        tokenizer.chat_template
-        and encoder.wording.template == "paper"
-        and "template" not in recipe.data.model_fields_set
-    ):
-        note(
-            "the model has a chat template, and rows are worded by the template 'paper': for the model's own set [data] "
-            "template = 'chat'"
-        )
+    asks = any(file.layout.name != "text" for file in source.files) and encoder.wording.template == "paper"
+    if asks and tokenizer.chat_template and "template" not in recipe.data.model_fields_set:
+        note("the model has a chat template: instructions get the template 'paper' unless [data] template = 'chat'")
     if recipe.evaluation.examples == DEFAULT_EXAMPLES and 0 < len(evaluated) < DEFAULT_EXAMPLES:
         note(f"all {len(evaluated)} held-out examples are evaluated: {DEFAULT_EXAMPLES} is the default, they are fewer")
     counts = len(encoded.too_long), source.too_small
