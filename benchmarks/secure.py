@@ -1,5 +1,7 @@
 """Bytes and seconds of rounds with masks, by real messages between real keys. `python benchmarks/secure.py`
 
+It needs the extra `secure`: pip install 'fedkseed[secure]'
+
 No model is run: clients send random changes. Down: broadcast, clients and keys, sealed shares; up: masked numbers and
 shares. Seconds are of one core: a client's of both its legs, and the server's of taking off the masks. A tenth of the
 clients (of five, one) are missing after the first broadcast. The clear note: the same algorithm without masks. Rows

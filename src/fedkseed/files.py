@@ -21,17 +21,18 @@ from .errors import FedKSeedError
 
 DIGEST = "digest"  # the key of a table's digest
 GLANCE = 0.1  # seconds; `locked` holds a lock for microseconds
+OTHER_PORT = "take another port, or an address of this machine"  # advice of `border`
 MAX_TABLE = 1 << 28  # bytes; the keys of a million clients have 200 MB
 
 
 @contextmanager
-def border(what: str) -> Iterator[None]:
-    """Turn an error of the file system or of SQLite into a FedKSeedError whose text begins with `what`."""
+def border(what: str, advice: str = "check the path, the permissions and the free space") -> Iterator[None]:
+    """Turn an error of the system or of SQLite into a FedKSeedError: `what`, the reason, and what to do."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise FedKSeedError(f"{what}: {reason}; check the path, the permissions and the free space") from error
+        raise FedKSeedError(f"{what}: {reason}; {advice}") from error
 
 
 def private(path: str | Path, flags: int, mode: int = 0o600) -> int:

@@ -17,12 +17,13 @@ COMMAND = re.compile(r"fedkseed [a-z-]+(?: [^;|>\\]*)?")  # no bytes that are si
 PAGES = [path for path in TEXTS if path.name != "CHANGELOG.md"]  # which names commands that have ended
 
 
-def commands(path: Path) -> list[list[str]]:
-    """The words of each command in a page's code, in blocks and inside of sentences, without its comments."""
+def commands(path: Path, sentences: bool = True) -> list[list[str]]:
+    """The words of each command in a page's code, in blocks and perhaps inside of sentences, without its comments."""
     text = re.sub(r" *\\\n *", " ", path.read_text())
-    blocks = [line for block in CODE.findall(text) for line in block.splitlines()]
-    sentences = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", CODE.sub("", text))]
-    lines = [line for line in text.splitlines() if line.startswith("    ")] + blocks + sentences
+    lines = [line for block in CODE.findall(text) for line in block.splitlines()]
+    lines += [line for line in text.splitlines() if line.startswith("    ")]
+    if sentences:
+        lines += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", CODE.sub("", text))]
     parts = [re.sub(r"  +#.*|[\[\]]", "", part).strip() for line in lines for part in re.split(r"; | > ", line)]
     found = [part for part in parts if COMMAND.fullmatch(part) and not re.search(r"…|\.\.\.", part)]
     return [re.findall(r"\"[^\"]*\"|'[^']*'|\S+", re.sub(r" N\b", " 1", part))[1:] for part in found]
@@ -30,6 +31,7 @@ def commands(path: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: "/".join(path.parts[-2:]))
 def test_commands_have_the_options_with_which_they_are_written(path):
+    whole = commands(path, sentences=False)
     for words in commands(path):
         line = f"fedkseed {shlex.join(words)}"
         command, rest = COMMANDS, words
@@ -43,8 +45,11 @@ def test_commands_have_the_options_with_which_they_are_written(path):
             command, rest = command.commands[name], rest[name == rest[0] :]
         try:
             command.make_context("fedkseed", list(rest))
-        except (click.MissingParameter, click.exceptions.Exit, click.exceptions.NoArgsIsHelpError):
-            pass  # a sentence names a command with some of its options; --help
+        except click.MissingParameter as error:  # a sentence names a command with some of its options
+            if words in whole or (rest and not rest[0].startswith("-")):
+                pytest.fail(f"{line}: {error.format_message()}")
+        except (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError):
+            pass  # --help
         except click.UsageError as error:
             if not error.message.endswith("requires an argument."):
                 pytest.fail(f"{line}: {error.format_message()}")

@@ -22,7 +22,7 @@ from ..test_imports import ORDER
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-NOTES = sorted((ROOT / "results").glob("**/README.md"))
+NOTES = sorted([*(ROOT / "results").glob("**/README.md"), *(ROOT / "examples").glob("*/README.md")])
 TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + PAGES + NOTES
 every_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 WIDTH, LONG_ADDRESS = 120, 60  # characters

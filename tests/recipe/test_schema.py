@@ -106,6 +106,7 @@ def test_a_setting_that_the_algorithm_ignores_is_refused_in_a_users_recipe_alone
     [
         ("fedkseed", "lr = 1e-3\neps = 1e-3\nprobes = 2\nclip = 9.0"),
         ("fedkseed", "[derivatives]\nlr = 1e-3\n[clients]\nbackpropagating = 0.5"),
+        ("fedkseed-backprop", "clip = 1000.0"),  # which bounds its K numbers, and `fedkseed serve` writes it out
         ("fedkseed-plus", "steps = 3\nschedule = 'linear'\nepochs = 1\n[derivatives]\nlr = 1e-3"),
         ("fedavg", "lr = 1e-3\nepochs = 1"),
         ("fedit", "lr = 1e-3\n[peft]\nrank = 4"),

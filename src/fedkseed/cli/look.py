@@ -131,7 +131,7 @@ def _verify_run(directory: Path, keys: list[Path], histories: list[Path], heads:
         return
     signed = f"{verified.signed} signatures checked" if check else "no signatures checked (its clients have no keys)"
     if verified.unchecked:
-        signed = f"{verified.unchecked} signatures NOT checked ({directory / 'flower' / 'signing.json'} is lacking)"
+        signed = f"{verified.unchecked} signatures NOT checked (the run has no signing.json, its clients' keys)"
     say(f"{directory}: {verified.rounds} rounds follow from {verified.uploads} uploads, {signed}")
     for head in heads:
         say(f"head {head} is that after {require_head(store, head)} rounds")

@@ -18,7 +18,7 @@ from ..wire.codec import encode
 from ..wire.numbers import rounded
 from ..wire.records import Broadcast, Change, Run, Upload
 from .byte_counts import Architecture, architecture, trainable
-from .experiments import Experiment, Planned, Tree
+from .experiments import Experiment, Planned, Tree, filled
 from .results import Cell, ResultTable
 
 PAIR, SCALAR = 8, 4  # bytes: a seed and a coefficient; a coefficient
@@ -44,8 +44,8 @@ def estimate(
     rows: list[dict[str, Cell]] = []
     for planned in experiment.plan(seeds=[0]):
         if only.lower() in experiment.label(planned.axes).lower():
-            name = planned.table["model"]["name"]
-            rows.append(_row(experiment, planned, sizes_of(given.get(name.removeprefix("$"), name)), seconds, speed))
+            sizes = sizes_of(filled(planned.table["model"]["name"], given))
+            rows.append(_row(experiment, planned, sizes, seconds, speed))
     hours = sum(row["hours, all seeds"] for row in rows if isinstance(row["hours, all seeds"], float))
     machine = f"this machine's {speed / 1e9:,.0f} GFLOP/s in float32"
     notes = (

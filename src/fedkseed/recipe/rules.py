@@ -203,7 +203,10 @@ RULES: dict[Where, dict[str, Condition]] = {
         "[training] {got} would change nothing: it is of two-point steps, and {name} takes none: "
         "set [derivatives] lr": lambda r, a: a.pooled and a.local not in (ONE, TWO) and _stated(r.training, "lr"),
         "[training] {got} would change nothing: it is of zeroth-order steps, and {name} takes none: "
-        "leave it out": lambda r, a: a.local not in (ONE, TWO) and _stated(r.training, "eps", "probes", "clip"),
+        "leave it out": lambda r, a: (
+            # A clip bounds the K numbers of clients that take derivatives, too (strategies/uploads.py).
+            a.local not in (ONE, TWO) and _stated(r.training, "eps", "probes", *(() if a.pooled else ("clip",)))
+        ),
         "[training] {got} would change nothing: it is of steps that take derivatives, and {name} takes none: "
         "set [training] steps": lambda r, a: not _differentiates(r, a) and _stated(r.training, "epochs"),
         "[derivatives] {got} would change nothing: it is of clients that take derivatives, and {name} has none: "

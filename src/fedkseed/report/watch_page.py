@@ -20,7 +20,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from ..errors import FedKSeedError
-from ..files import border
+from ..files import OTHER_PORT, border
 from ..run.store import Store
 from .page import content, document
 from .watch_state import Watched
@@ -35,7 +35,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, directory: Path, host: str, port: int) -> None:
         self.directory, self.watched, self._looking = directory, Watched(directory), Lock()
-        with border(f"can't listen on port {port} of {host}"):
+        with border(f"can't listen on port {port} of {host}", OTHER_PORT):
             super().__init__((host, port), Handler)
         local = ip_address(str(self.server_address[0])).is_loopback
         self.names = {host, "localhost", "127.0.0.1"} if local else None  # by which browsers may call; None: any

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from ..errors import FedKSeedError, first_line
 from ..evaluation.evaluate import greedy
-from ..files import border
+from ..files import OTHER_PORT, border
 from ..models.loss import room_for
 from .load import TunedModel
 
@@ -51,7 +51,7 @@ def _within_positions(model: Any, generate: Callable[..., Any], **request: Any) 
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket at an address; port 0 is any free one."""
-    with border(f"can't listen at {host}:{port}"):
+    with border(f"can't listen at {host}:{port}", OTHER_PORT):
         return socket.create_server((host, port))
 
 

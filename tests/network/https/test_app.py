@@ -144,6 +144,6 @@ def test_without_a_trusted_certificate_nothing_is_said(place):
 
 def test_a_port_that_is_taken_is_refused(place):
     address = server.Address("127.0.0.1", place.port)
-    taken = f"can't listen on port {place.port} of 127.0.0.1: Address already in use"
+    taken = f"can't listen on port {place.port} of 127.0.0.1: Address already in use.*; take another port"
     with pytest.raises(FedKSeedError, match=taken), server.listening(place.hub, address, 1, place.keys):
         pass

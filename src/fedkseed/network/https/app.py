@@ -30,7 +30,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ...errors import FedKSeedError
-from ...files import border
+from ...files import OTHER_PORT, border
 from ..protocol.server.request_limits import Quota
 from .browser_page import IMMUTABLE, Page
 from .connections import PROOF, Connections, RequestError
@@ -182,7 +182,7 @@ def serving(app: Starlette, host: str, port: int, tls: ssl.SSLContext | None, **
     config.load()
     config.ssl = tls
     server = uvicorn.Server(config)
-    with border(f"can't listen on port {port} of {host}"):
+    with border(f"can't listen on port {port} of {host}", OTHER_PORT):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # :: takes IPv4, too
         # uvicorn's own listener would end the process if the port is taken
