@@ -59,7 +59,11 @@ def content_of(kind: str, path: Path) -> bytes:
 
 
 def found(path: Path | str) -> list[dict[str, str]]:
-    return [row for _, row in open_rows(str(path))[1]]
+    rows = [row for _, row in open_rows(str(path))[1]]
+    for row in rows:
+        if isinstance(row, FedKSeedError):
+            raise row
+    return rows
 
 
 def places(path: Path | str) -> list[str]:
@@ -169,7 +173,8 @@ BROKEN = {  # name -> content, and words of the refusal
     "quotes.csv": (b'a,b\n1,"2" 3\n', "line 2: not valid CSV"),
     "twice.csv": (b"a,a\n1,2\n", "two columns have the name 'a'"),
     "latin.csv": ("a,b\n1,ä\n".encode("latin-1"), "line 2: not valid UTF-8"),
-    "excel.csv": ("a\tb\n1\t2\n".encode("utf-16"), "line 1: not valid UTF-8"),
+    "zero.csv": ("a\tb\n1\t2\n".encode("utf-16-le"), "line 1: a NUL byte, as UTF-16 has"),
+    "half.tsv": ("a\tb\n1\t2\n".encode("utf-16")[:-1], "line 2: not valid utf-16"),
     "cut.json": (b'[{"a": "1"}, {"a": 2,', "row 2: not valid JSON .* at character 9"),
     "comma.json": (b'[{"a": "1"} {"a": "2"}]', "row 1: not valid JSON .a comma or the array's end is expected"),
     "ends.json": (b'[{"a": "1"}', "row 1: not valid JSON .the file ends"),
@@ -177,7 +182,9 @@ BROKEN = {  # name -> content, and words of the refusal
     "after.json": (b'[{"a": "1"}] {', "the array is followed by '{'"),
     "deep.json": (b"[" * 200_000, "row 1: not valid JSON"),
     "latin.json": ('[{"a": "ä"}]'.encode("latin-1"), "byte 9: not valid UTF-8"),
-    "object.json": (b'{\n"a": "1"\n}', "line 1: not valid JSON"),
+    "object.json": (b'{\n"a": "1",\n}', "object.json: not valid JSON"),
+    "lists.json": (b'{"train": [{"a": 1}], "test": [{"a": 2}]}', "has train and test; a file has one list of rows"),
+    "key.jsonl": (b'{"a": 1, "b": 2, "a": 3}', "line 1: not valid JSON .the key 'a' is there twice"),
     "cut.csv.zst": (packed(b"a,b\n" + b"1,2\n" * 9999, ".zst")[:-5], "can't be read: Truncated"),
     "no.csv.zst": (b"a,b\n1,2\n", "can't be read"),
     "no.csv.gz": (b"a,b\n1,2\n", "can't be read"),

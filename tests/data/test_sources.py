@@ -127,7 +127,8 @@ def test_a_strict_reader_refuses_them_with_their_places(tmp_path):
 def test_a_table_of_pandas_is_read_as_the_layout_that_fits_or_is_named(tmp_path, name, columns, layout, title):
     pd.DataFrame({"prompt": ["a", "c"], "completion": ["b", "d"]}).to_csv(tmp_path / name)
     part = Reader(columns, layout).file(str(tmp_path / name))
-    assert part.summary() == f"a.csv: 2 rows as {title}"
+    more = ", prompt (2)" if "text" in columns else ""
+    assert part.summary() == f"a.csv: 2 rows as {title}; not used: a column without a name (2){more}"
     assert [e.response for e in part.examples] == ["b", "d"]
     assert [e.instruction for e in part.examples] == (["", ""] if "text" in columns else ["a", "c"])
 

@@ -1,9 +1,15 @@
 """Layouts of rows: which columns hold what, and the examples that they make."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import date, time
+from decimal import Decimal
+from functools import lru_cache
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 from ..errors import FedKSeedError
 
@@ -16,6 +22,32 @@ ROLES = {  # the formats' names in small letters -> those of chat templates
     **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), ASSISTANT),
     **dict.fromkeys(("function", "observation"), TOOL),
 }
+# Keys of messages that say whether the loss counts them, and columns that say it of a whole row.
+FLAGS = ("weight", "train", "training", "trainable", "loss")
+# Columns and keys of messages that change what is to be learned, and are not read -> what to do.
+MEDIA = dict.fromkeys(
+    ("image", "images", "audio", "audios", "video", "videos"),
+    "pictures, sounds and films are not read; remove the row, or this key where the text is enough",
+)
+CALLS = "calls of tools are not read; write the call as text, or remove the row"
+THOUGHTS = (
+    "what the model thinks is learned as part of the answer alone; write it there as the model's template does, or "
+    "remove the key"
+)
+COUNTED = "what the loss counts is said by loss = true or false in each message; remove this"
+UNREAD_KEYS = (
+    MEDIA
+    | dict.fromkeys(("tool_calls", "function_call"), CALLS)
+    | dict.fromkeys(("reasoning_content", "reasoning", "thinking"), THOUGHTS)
+    | dict.fromkeys(("mask", "train_detail"), COUNTED)
+)
+UNREAD_COLUMNS = MEDIA | {
+    "loss_mask": "a mask goes with messages, and has a 0 or 1 for each; remove the column",
+    "mask": COUNTED,
+    "tools": "definitions of tools are not read; write them into a message of the system, or remove the column",
+}
+UNWANTED = "answers marked as not wanted, for preference tuning, can't be learned; remove the row, or rename the column"
+AFTER, SKIPPED = "messages after the last answer", "rows that a flag leaves out"  # counts that are no key's
 
 
 class Turn(NamedTuple):
@@ -52,41 +84,119 @@ class RowLayout:
 
     def missing(self, row: Mapping[str, Any]) -> list[str]:
         """The needed columns that a row has not."""
-        return [column for column in self.needed_columns if column not in row]
+        written = _as_written(self.columns, row)
+        return [column for field, column in written.items() if field in REQUIRED and column not in row]
 
-    def example(self, row: Mapping[str, Any], where: str) -> Example:
+    def refusal(self, row: Mapping[str, Any], where: str) -> str:
+        """The refusal of a row with needed columns missing, without what to do."""
+        return f"{where}: no column {' and no '.join(self.missing(row))}; columns found: {', '.join(row) or 'none'}"
+
+    def example(self, row: Mapping[str, Any], where: str, counts: Counter[str] | None = None) -> Example:
         """The example of a row; it has no response where there is nothing to learn.
+
+        Args:
+            counts: is given what this row has and nothing uses: columns, keys of messages, `AFTER` and `SKIPPED`.
 
         Raises:
             FedKSeedError: a column is missing, or a value is not what the layout has there.
         """
+        counts, columns = Counter[str]() if counts is None else counts, _as_written(self.columns, row)
 
-        def value(field: str) -> str:
+        def text_of(field: str) -> str:
             """The text of a field; none where the row has no such column, null or NaN."""
-            cell = row.get(self.columns[field])
-            return "" if _missing(cell) else text(cell, where, self.columns[field])
+            cell = row.get(columns[field])
+            cell = _as_text(cell) if field in ("response", "category") else cell
+            return "" if _missing(cell) else text(cell, where, columns[field])
 
-        if missing := self.missing(row):
+        if self.missing(row):
+            refusal = self.refusal(row, where)
             raise FedKSeedError(
-                f"{where}: no column {' and no '.join(missing)}; columns found: {', '.join(row) or 'none'}. Columns "
-                f"are {EXPECTED}; else [data] columns gives their names, as columns = {{instruction = 'question', "
-                "response = 'answer'}, as options of `fedkseed init` do: --column instruction=question --column "
-                "response=answer"
+                f"{refusal}. Columns are {EXPECTED}; a file of CSV names them in its first line. Else [data] columns "
+                "gives their names, as columns = {instruction = 'question', response = 'answer'}, as options of "
+                "`fedkseed init` do: --column instruction=question --column response=answer"
             )
-        if "messages" in self.columns:
-            return _conversation(row[self.columns["messages"]], self.columns["messages"], where, value("category"))
+        if alike := _alike(tuple(self.columns.values()), tuple(row)):
+            raise FedKSeedError(
+                f"{where}: {alike} differ by case or form alone; remove one, or name it in [data] columns"
+            )
+        extras = {normalised(name): name for name in row if name not in columns.values() and not _empty(row[name])}
+        category = tidy(text_of("category"))
         if "text" in self.columns:
-            return Example("", value("text"), category=value("category"), plain=True)
-        return Example(value("instruction"), value("response"), value("context"), value("category"))
+            self._count(row, extras, where, counts)
+            return Example("", "" if counts[SKIPPED] else text_of("text"), category=category, plain=True)
+        system = text(row[extras.pop("system")], where, "system") if "system" in extras else ""
+        if "messages" in self.columns:
+            mask = row[extras.pop("loss_mask")] if "loss_mask" in extras else None
+            if "mask" in extras and ROLES.get(str(row[extras["mask"]]).casefold()) == USER:
+                del extras["mask"]  # NeMo's name of those whose messages are not learned
+            self._count(row, extras, where, counts)
+            messages, name = row[columns["messages"]], columns["messages"]
+            example = _conversation([] if _missing(messages) else messages, name, where, category, system, mask, counts)
+            return Example("", "", category=category) if counts[SKIPPED] else example
+        history = row[extras["history"]] if "history" in extras else []
+        is_history = not isinstance(history, str) or history.lstrip().startswith("[")  # else a text about something
+        earlier = _history(history, where) if is_history else []
+        if "history" in extras and is_history:
+            del extras["history"]
+        self._count(row, extras, where, counts)
+        asked, context, response = text_of("instruction"), text_of("context"), text_of("response")
+        response = "" if counts[SKIPPED] else response
+        if not system and not earlier:
+            return Example(asked, response, context, category)
+        asked += f"\n\n{context}" if context else ""
+        turns = (*([Turn(SYSTEM, system)] if system else []), *earlier, Turn(USER, asked))
+        return Example(asked, response, category=category, turns=turns)
+
+    def _count(self, row: Mapping[str, Any], extras: Mapping[str, str], where: str, counts: Counter[str]) -> None:
+        """Obey, refuse or count the columns of a row that are none of the layout's."""
+        for name, column in extras.items():
+            cell = row[column]
+            unread = name in UNREAD_COLUMNS and self.name != "text"
+            if name == "tools":
+                unread = cell != "[]" and self.name in ("alpaca", *CONVERSATIONS)
+            if name in FLAGS and (flag := _row_flag(name, cell, where)) is not None:
+                counts[SKIPPED] |= not flag
+            elif unread:
+                raise FedKSeedError(f"{where}: {UNREAD_COLUMNS[name]} (column {column})")
+            elif cell is False and (
+                name == "kto_tag" or (name == "label" and self.name in ("prompt-completion", "chat"))
+            ):
+                raise FedKSeedError(f"{where}: {UNWANTED} (column {column})")
+            else:
+                counts[column.strip() or "a column without a name"] += 1
 
     def client(self, row: Mapping[str, Any]) -> str:
         """The name of the client that a row belongs to; empty where none is given."""
-        name = row.get(self.columns["client"])
-        return str(name).strip() if isinstance(name, str | int) else ""
+        name = _as_text(row.get(_as_written(self.columns, row)["client"]))
+        return tidy(name) if isinstance(name, str) else ""
+
+
+def tidy(name: str) -> str:
+    """A name in the one form of its characters, without space around it."""
+    return normalize("NFC", name).strip().strip("\ufeff\u200b").strip()
 
 
 def _missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    return value is None or (isinstance(value, float | Decimal) and math.isnan(value))
+
+
+def _empty(value: Any) -> bool:
+    return _missing(value) or (isinstance(value, str | list | dict | tuple) and not value)
+
+
+def _as_text(value: Any) -> Any:
+    """A number, a truth value, a date or a time as text, so that 1 and 1.0 are one label; all else as it is."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53):
+        return str(int(value))
+    if isinstance(value, float) and math.isfinite(value):
+        return repr(value)
+    if isinstance(value, Decimal) and value.is_finite():
+        return format(value.normalize(), "f")
+    return value
 
 
 def text(value: Any, where: str, name: str) -> str:
@@ -100,35 +210,135 @@ def text(value: Any, where: str, name: str) -> str:
     return value
 
 
-def _turn(message: Any, where: str) -> Turn:
-    """A message with `role` and `content`, or `from` and `value`."""
+def _flag(value: Any) -> bool | None:
+    """Whether a flag says yes; None for anything but true, false, 0 and 1."""
+    return bool(value) if isinstance(value, bool | int | float | Decimal) and value in (0, 1) else None
+
+
+def _row_flag(name: str, value: Any, where: str) -> bool | None:
+    """Whether a row is learned, by a column with the name of a flag; None where it seems to say something else."""
+    if isinstance(value, str):  # as all of CSV
+        value = {"true": True, "false": False}.get(value.strip().casefold(), value)
+        with suppress(ValueError):
+            value = float(value)
+    is_number = isinstance(value, int | float | Decimal) and math.isfinite(value)
+    if not is_number or (name == "loss" and not isinstance(value, bool)):  # a loss that was measured
+        return None
+    if (flag := _flag(value)) is None:
+        raise FedKSeedError(
+            f"{where}, column {name}: a row is learned or left out, as 1 or 0 or true or false say, got {value}; "
+            "repeat a row to give it more weight, or rename the column if it says something else"
+        )
+    return flag
+
+
+def _turn(message: Any, where: str, mask: Any, counts: Counter[str]) -> Turn:
+    """A message with `role` and `content`, or `from` and `value`.
+
+    Args:
+        mask: the row's flag for this message; None where it has none.
+    """
     if not isinstance(message, dict):
         raise FedKSeedError(f"{where}: expected an object with role and content, got {type(message).__name__}")
-    names = ("role", "content") if "role" in message else ("from", "value")
-    role, content = (message.get(name) for name in names)
-    if not isinstance(role, str) or role.lower() not in ROLES:
-        raise FedKSeedError(f"{where}: {names[0]} is one of {', '.join(ROLES)}, got {role!r}")
-    if message.get("tool_calls") or message.get("function_call"):
-        raise FedKSeedError(f"{where}: calls of tools are not read; write the call as text, or remove the row")
-    if isinstance(content, list):  # parts, of which there may be pictures
-        if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            raise FedKSeedError(f"{where}: {names[1]} has parts that are no text; remove the row")
-        content = "".join(text(part.get("text"), where, names[1]) for part in content)
-    return Turn(ROLES[role.lower()], "" if _missing(content) else text(content, where, names[1]))
+    pairs = [(normalised(key), cell) for key, cell in message.items() if not _empty(cell)]
+    cells = dict(pairs)
+    if len(cells) < len(pairs):
+        raise FedKSeedError(f"{where}: two keys differ by case or form alone; keys found: {', '.join(message)}")
+    for key in UNREAD_KEYS.keys() & cells.keys():
+        raise FedKSeedError(f"{where}: {UNREAD_KEYS[key]} (key {key})")
+    role_key = "role" if "role" in cells else "from"
+    role = cells.pop(role_key, None)
+    if not isinstance(role, str) or normalised(role) not in ROLES:
+        raise FedKSeedError(f"{where}: {role_key} is one of {', '.join(ROLES)}, got {role!r:.60}")
+    role, name = ROLES[normalised(role)], "value" if "content" not in cells and "value" in cells else "content"
+    if name not in cells and not {"content", "value"} & set(map(normalised, message)):
+        raise FedKSeedError(f"{where}: no content and no value; keys found: {', '.join(message)}")
+    content = cells.pop(name, "")
+    flags = {key: cells.pop(key) for key in FLAGS if key in cells} | ({} if mask is None else {"loss_mask": mask})
+    counts.update(f"{key} of messages" for key in cells)
+    words = _content(_as_text(content) if role == ASSISTANT else content, where, name, counts)
+    return Turn(role, words, _is_counted(flags, role, where))
 
 
-def _conversation(messages: Any, name: str, where: str, category: str) -> Example:
-    """A conversation up to its last answer; messages after that teach nothing."""
-    messages = [] if _missing(messages) else messages
+def _content(content: Any, where: str, name: str, counts: Counter[str]) -> str:
+    """The text of a message, which may be in parts."""
+    if not isinstance(content, list | dict):
+        return text(content, where, name)
+    texts = []
+    for part in [content] if isinstance(content, dict) else content:
+        if not isinstance(part, dict) or part.get("type") not in ("text", "input_text", "output_text"):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise FedKSeedError(f"{where}: {name} has parts that are no text, as {kind!r:.60}; remove the row")
+        texts.append(text(part.get("text"), where, name))
+        counts.update(
+            f"{key} of messages" for key, cell in part.items() if key not in ("type", "text") and not _empty(cell)
+        )
+    return "".join(texts)
+
+
+def _is_counted(flags: Mapping[str, Any], role: str, where: str) -> bool:
+    """Whether the loss counts a message, by its flags."""
+    if not flags:
+        return True
+    answers = {_flag(flag) for flag in flags.values()}
+    said = ", ".join(f"{key} = {flag!r:.60}" for key, flag in flags.items())
+    if None in answers:
+        raise FedKSeedError(
+            f"{where}: the loss counts an answer or skips it, as true or false or 1 or 0 say, got {said}"
+        )
+    if len(answers) > 1:
+        raise FedKSeedError(f"{where}: {said} say different things; keep one of them")
+    if role != ASSISTANT and True in answers:
+        raise FedKSeedError(
+            f"{where}: {said}, and the loss counts answers of the assistant alone; set it to false or 0"
+        )
+    return False not in answers
+
+
+def _conversation(
+    messages: Any, name: str, where: str, category: str, system: str, mask: Any, counts: Counter[str]
+) -> Example:
+    """A conversation up to its last answer that the loss counts; messages after that teach nothing.
+
+    Args:
+        system: text for a message before the others; empty: none.
+        mask: a flag for each message; None: there is none.
+    """
     if not isinstance(messages, list) or len(messages) > MAX_TURNS:
         got = f"{len(messages)} messages" if isinstance(messages, list) else type(messages).__name__
         raise FedKSeedError(f"{where}: {name} must be a list of at most {MAX_TURNS} messages, got {got}")
-    turns = [_turn(message, f"{where}, message {number}") for number, message in enumerate(messages, 1)]
-    last = next((k for k in reversed(range(len(turns))) if turns[k].role == ASSISTANT and turns[k].text.strip()), None)
-    if last is None:
+    flags = [None] * len(messages) if mask is None else mask
+    if not isinstance(flags, list) or len(flags) != len(messages):
+        got = f"{len(flags)} entries" if isinstance(flags, list) else type(flags).__name__
+        raise FedKSeedError(
+            f"{where}: loss_mask must be a list of {len(messages)}, a 0 or 1 for each message, got {got}"
+        )
+    pairs = enumerate(zip(messages, flags, strict=True), 1)
+    turns = [_turn(message, f"{where}, message {number}", flag, counts) for number, (message, flag) in pairs]
+    if system and (not turns or turns[0][:2] != (SYSTEM, system)):
+        if any(turn.role == SYSTEM for turn in turns):
+            raise FedKSeedError(f"{where}: a column system and a message of the system say different things; keep one")
+        turns.insert(0, Turn(SYSTEM, system))
+    answers = [k for k, turn in enumerate(turns) if turn.role == ASSISTANT and turn.counted and turn.text.strip()]
+    if not answers:
         return Example("", "", category=category)
+    last = answers[-1]
+    counts[AFTER] += len(turns) - 1 - last
     asked = next((turn.text for turn in reversed(turns[:last]) if turn.role == USER), "")
     return Example(asked, turns[last].text, category=category, turns=tuple(turns[:last]))
+
+
+def _history(pairs: Any, where: str) -> list[Turn]:
+    """Earlier exchanges, as Alpaca's files have them: a list of pairs of a request and its answer."""
+    turns = list[Turn]()
+    for pair in pairs if isinstance(pairs, list) else [None]:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise FedKSeedError(
+                f"{where}, column history: expected a list of pairs [request, answer], got {pairs!r:.60}; mend it, or "
+                "rename the column if it says something else"
+            )
+        turns += [Turn(USER, text(pair[0], where, "history")), Turn(ASSISTANT, text(pair[1], where, "history"))]
+    return turns
 
 
 # Layout -> the layout in words, and its fields with their columns' usual names, beside category and client. Of layouts
@@ -152,9 +362,10 @@ FIELDS = tuple(dict.fromkeys(field for layout in LAYOUTS.values() for field in l
 EXPECTED = ", or ".join(f"{' and '.join(layout.needed_columns)} ({name})" for name, layout in LAYOUTS.items())
 
 
+@lru_cache(maxsize=1 << 12)
 def normalised(column: str) -> str:
-    """The name of a column as names are compared: without regard to case and to space around it."""
-    return column.strip().casefold()
+    """The name of a column as names are compared: without regard to case, form of Unicode, and space around it."""
+    return normalize("NFC", tidy(column).casefold())
 
 
 def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, where: str) -> RowLayout:
@@ -170,12 +381,9 @@ def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, wh
     """
     if unknown := sorted(set(named) - set(FIELDS)):
         raise FedKSeedError(f"[data] columns: no field is called {unknown[0]!r}; fields are {', '.join(FIELDS)}")
-    named = _as_written(named, row)
-    there = {field for field, column in named.items() if column in row}
+    there = {field for field, column in _as_written(named, row).items() if column in row}
     usual = [
-        replace(candidate, columns=_as_written(candidate.columns, row))
-        for name, candidate in LAYOUTS.items()
-        if layout in (None, name) and there <= set(candidate.columns)
+        candidate for name, candidate in LAYOUTS.items() if layout in (None, name) and there <= set(candidate.columns)
     ]
     if not usual:
         which = f"the layout {layout!r} has" if layout else "one layout has"
@@ -188,7 +396,7 @@ def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, wh
     if not fitting:  # the `example` of the nearest names the missing columns
         return max(candidates, key=lambda near: len(near.needed_columns) - len(near.missing(row)))
     # Two that take the same columns, as a recipe may name them, are one.
-    different = {candidate.needed_columns: candidate.name for candidate in reversed(fitting)}
+    different = {tuple(map(normalised, layout.needed_columns)): layout.name for layout in reversed(fitting)}
     names = [name for name in reversed(different.values()) if name != "text"]
     if fitting[0].name != "instruction" and len(names) > 1:
         raise FedKSeedError(
@@ -199,9 +407,24 @@ def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, wh
 
 
 def _as_written(columns: Mapping[str, str], row: Mapping[str, Any]) -> dict[str, str]:
-    """Names of columns as a file writes them, where it has columns of these names."""
-    written = {normalised(str(column)): column for column in reversed(list(row))}
-    return {field: name if name in row else written.get(normalised(name), name) for field, name in columns.items()}
+    """Names of columns as a row writes them, where it has columns of these names."""
+    return dict(_written(tuple(columns.items()), tuple(row)))
+
+
+@lru_cache(maxsize=1 << 10)
+def _written(columns: tuple[tuple[str, str], ...], names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    written = {normalised(name): name for name in reversed(names)}
+    return tuple((field, name if name in names else written.get(normalised(name), name)) for field, name in columns)
+
+
+@lru_cache(maxsize=1 << 10)
+def _alike(columns: tuple[str, ...], names: tuple[str, ...]) -> str:
+    """The columns of a file that could each be the same column of a layout; empty if there are none."""
+    for column in columns:
+        alike = [name for name in names if normalised(name) == normalised(column)]
+        if len(alike) > 1 and column not in names:
+            return "the columns " + " and ".join(map(repr, alike))
+    return ""
 
 
 def _renamed(layout: RowLayout, named: Mapping[str, str]) -> RowLayout:

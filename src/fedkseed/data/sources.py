@@ -1,14 +1,17 @@
 """Reader of data: files of many formats and layouts, folders of them, and the samples of the package."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..errors import FedKSeedError
 from .file_formats import READABLE, SAMPLES, format_of, is_saved, open_rows
-from .layouts import LAYOUTS, Example, RowLayout, fit, normalised
+from .layouts import AFTER, LAYOUTS, SKIPPED, Example, RowLayout, fit, normalised
 
 FAULTS_SHOWN = 20  # faulty rows in an error; of more, their number
+NAMES_SHOWN = 8  # unused columns and keys in a line; of more, their number
 
 
 @dataclass(slots=True)
@@ -22,6 +25,9 @@ class DataFile:
     places: list[str] = field(default_factory=list)  # each example's row or line, as "line 3"
     clients: list[str] = field(default_factory=list)  # the client that each row names; "": none
     empty: int = 0  # rows left out because there is nothing to learn
+    unused: Counter[str] = field(
+        default_factory=Counter
+    )  # columns and keys that nothing uses -> how often; see layouts
     lacking: list[str] = field(default_factory=list)  # columns that a recipe names and no row has
     columns: list[str] = field(default_factory=list)  # those of the first row
     faults: list[str] = field(default_factory=list)  # of rows that can't be used, as "line 3: the reason"
@@ -37,28 +43,30 @@ class DataFile:
         Raises:
             FedKSeedError: the text has the place and the reason of each row, or of the first `FAULTS_SHOWN`.
         """
-        if not self.faults or self.leaves_out:
-            return
-        remedy = "mend or remove them, or leave them out by [data] leave_out_faulty = true"
-        if len(self.faults) == 1:
-            raise FedKSeedError(f"{self.source}, {self.faults[0]} ([data] leave_out_faulty = true leaves the row out)")
-        more = len(self.faults) - FAULTS_SHOWN
-        shown = [*self.faults[:FAULTS_SHOWN], *([f"and {more:,} more"] if more > 0 else [])]
-        raise FedKSeedError(f"{self.source}: {len(self.faults):,} faulty rows; {remedy}. {'; '.join(shown)}")
+        if self.faults and not self.leaves_out:
+            raise _refusal(self.source, self.faults, "[data] leave_out_faulty = true leaves such rows out")
 
     def place(self, index: int) -> str:
         """The place of an example, for an error."""
         return f"{self.source}, {self.places[index]}"
 
     def summary(self, *more: str) -> str:
-        """One line on the file: its rows and layout, rows without a response, and `more`."""
-        empty = f"{self.empty:,} without a response left out" if self.empty else ""
-        repeated = len(self.examples) - len(set(self.examples))
-        count = len(self.faults)
-        faults = f"{count:,} faulty row{'s' * (count != 1)} left out: {self.faults[0]}" if count else ""
-        remarks = ", ".join(filter(None, (empty, f"{repeated:,} repeated" if repeated else "", *more, faults)))
+        """One line on the file: its rows and layout, what is left out, not used or repeated, and `more`."""
+        repeated, faults = len(self.examples) - len(set(self.examples)), len(self.faults)
+        unused = [f"{name} ({count:,})" for name, count in self.unused.items() if name not in (AFTER, SKIPPED)]
+        others = [f"{len(unused) - NAMES_SHOWN:,} more"] if len(unused) > NAMES_SHOWN else []
+        remarks = (
+            (self.empty, f"{self.empty:,} without a response left out"),
+            (self.unused[SKIPPED], f"{self.unused[SKIPPED]:,} left out by their flag"),
+            (repeated, f"{repeated:,} repeated"),
+            *((remark, remark) for remark in more),
+            (self.unused[AFTER], f"{self.unused[AFTER]:,} {AFTER} left out"),
+            (unused, f"not used: {', '.join(unused[:NAMES_SHOWN] + others)}"),
+            (faults, f"{faults:,} faulty row{'s' * (faults != 1)} left out: {self.faults[0] if faults else ''}"),
+        )
+        words = ", ".join(words for count, words in remarks if count)
         rows = f"{len(self.examples):,} row{'s' * (len(self.examples) != 1)} as {self.layout.title}"
-        return f"{self.name}: {rows}" + (f"; {remarks}" if remarks else "")
+        return f"{self.name}: {rows}" + (f"; {words}" if words else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,42 +84,72 @@ class Reader:
         Raises:
             FedKSeedError: it is missing or damaged, or a row is broken (the text names its place).
         """
-        place_of_file, rows = open_rows(source)
+        place_of_file, rows = open_rows(source, self.columns.values())
         file = DataFile(name or (source if source in SAMPLES else Path(source).name), place_of_file)
         file.leaves_out = self.leave_out_faulty
-        first_places: dict[Example, str] = {}
         lacking = {normalised(column): column for column in self.columns.values()}
-        for place, row in rows:
-            where = f"{file.source}, {place}"
-            if not isinstance(row, dict):
-                raise FedKSeedError(f"{where}: expected a JSON object, got {type(row).__name__}")
-            if not file.columns:
-                file.layout, file.columns = fit(row, self.columns, self.layout, where), [*map(str, row)]
-            for column in map(normalised, map(str, row)) if lacking else ():
-                lacking.pop(column, None)
-            try:
-                example = file.layout.example(row, where)
-            except FedKSeedError as error:
-                file.add_fault(error)
-                continue
-            is_empty = not example.response.strip()
-            first = first_places.setdefault(example, place) if self.strict else place
-            if self.strict and (is_empty or first != place):
-                same = f"the row is the same as that of {first}"
-                reason = "the response is empty, so there is nothing to learn" if is_empty else same
-                raise FedKSeedError(f"{where}: {reason}; remove the row, or set [data] strict = false")
-            if is_empty:
-                file.empty += 1
-                continue
+        first_places, refused = dict[Example, str](), list[str]()
+        misfit: tuple[RowLayout, dict[str, Any], str] | None = None  # the first row with columns of no layout
+        try:
+            for place, row in rows:
+                for column in map(normalised, row) if lacking and isinstance(row, dict) else ():
+                    lacking.pop(column, None)
+                if not file.columns and isinstance(row, dict):
+                    layout = fit(row, self.columns, self.layout, f"{file.source}, {place}")
+                    file.layout, file.columns = layout, [] if layout.missing(row) else [*row]
+                    misfit = misfit or (layout, row, f"{file.source}, {place}")
+                try:
+                    self._add(file, place, row, first_places, refused)
+                except FedKSeedError as error:
+                    file.add_fault(error)
+        except FedKSeedError as damage:
+            if not file.faults or file.leaves_out:
+                raise
+            file.add_fault(damage)
+        if not file.columns and misfit is not None:
+            layout, row, where = misfit
+            layout.example(row, where)  # refuses it, and says which columns are expected
+        file.refuse_faults()
+        file.lacking = list(lacking.values())
+        if refused:
+            raise _refusal(file.source, refused, "remove the row, or set [data] strict = false")
+        if not file.examples:
+            left_out = file.empty + file.unused[SKIPPED]
+            reason = f" to learn from: none of its {left_out:,} rows has a response" if left_out else ""
+            raise FedKSeedError(f"the data file {file.source} holds no examples{reason}")
+        return file
+
+    def _add(self, file: DataFile, place: str, row: Any, first_places: dict[Example, str], refused: list[str]) -> None:
+        """Add a row to a file, or the reason why [data] strict refuses it to `refused`.
+
+        Args:
+            first_places: the first place of each example so far, which a strict reader needs.
+
+        Raises:
+            FedKSeedError: the row can't be used.
+        """
+        where, counts = f"{file.source}, {place}", Counter[str]()
+        if isinstance(row, FedKSeedError):
+            raise row
+        if not isinstance(row, dict):
+            raise FedKSeedError(f"{where}: expected a JSON object, got {type(row).__name__}")
+        if not file.columns or file.layout.missing(row):
+            raise FedKSeedError(file.layout.refusal(row, where))
+        example = file.layout.example(row, where, counts)
+        file.unused.update(counts)
+        if counts[SKIPPED]:
+            return
+        is_empty = not example.response.strip()
+        first = first_places.setdefault(example, place) if self.strict else place
+        if self.strict and (is_empty or first != place):
+            same = f"the row is the same as that of {first}"
+            refused.append(f"{place}: " + ("the response is empty, so there is nothing to learn" if is_empty else same))
+        elif is_empty:
+            file.empty += 1
+        else:
             file.examples.append(example)
             file.places.append(place)
             file.clients.append(file.layout.client(row))
-        file.refuse_faults()
-        file.lacking = list(lacking.values())
-        if not file.examples:
-            reason = f" to learn from: none of its {file.empty:,} rows has a response" if file.empty else ""
-            raise FedKSeedError(f"the data file {file.source} holds no examples{reason}")
-        return file
 
     def folder(self, folder: str) -> dict[str, list[DataFile]]:
         """The data files of each client, by the client's name: a client is a file or a folder in the folder.
@@ -132,6 +170,15 @@ class Reader:
             name: [self.file(str(file), str(file.relative_to(path))) for file in _data_files(entry)]
             for name, entry in zip(names, entries, strict=True)
         }
+
+
+def _refusal(source: str, faults: Sequence[str], remedy: str) -> FedKSeedError:
+    """The refusal of a file for some of its rows, each with its place: of the first `FAULTS_SHOWN`."""
+    if len(faults) == 1:
+        return FedKSeedError(f"{source}, {faults[0]}; {remedy}")
+    more = len(faults) - FAULTS_SHOWN
+    shown = [*faults[:FAULTS_SHOWN], *([f"and {more:,} more"] if more > 0 else [])]
+    return FedKSeedError(f"{source}: {len(faults):,} faulty rows ({remedy}): {'; '.join(shown)}")
 
 
 def require_columns(files: Sequence[DataFile]) -> None:
