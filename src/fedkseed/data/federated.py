@@ -26,7 +26,7 @@ from .held_out import (
     separate_categories,
     set_aside,
 )
-from .sources import DataFile, is_here, require_columns
+from .sources import DataFile, is_here, remarks, require_columns
 from .split import (
     DEFAULT_CATEGORY,
     SHARE_WITHOUT_IT,
@@ -218,8 +218,8 @@ def _note_files(
         limit = f"{long[id(file)]:,} over {encoded[0].limit:,} tokens left out" if long[id(file)] else ""
         note(file.summary(limit, f"{twice[id(file)]:,} for training also held out" if twice[id(file)] else ""))
     if others:
-        rows, empty = sum(len(file.examples) for file in others), sum(file.empty for file in others)
-        note(f"{len(others):,} more files: {rows:,} rows" + f"; {empty:,} without a response left out" * bool(empty))
+        rows = sum(len(file.examples) for file in others)
+        note(f"{len(others):,} more files: {rows:,} rows{remarks(others)}")
 
 
 def _note_repeated_rows(

@@ -41,11 +41,11 @@ REMEDY = "; save the file as UTF-8, which Excel calls 'CSV UTF-8'"
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
 SPACE = re.compile(r"[ \t\r\n]*")
 SEPARATORS = ",;\t|"  # of CSV; of those that suit the first line equally well, the first
-SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)  # by which Excel is told it
+SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)  # as Excel reads it
 WRAPPERS = "data", "train", "rows", "examples"  # keys of an object whose list has a file's rows
 # The beginning of an object in several lines, or of one with such a list.
 OBJECT = re.compile(
-    rb"\s*\{\s*?([\r\n]|(\s*\"[^\"]*\"\s*:\s*(\"[^\"]*\"|[\w.+-]+)\s*,)*\s*\"(data|train|rows|examples)\"\s*:\s*\[)"
+    r"""\s*\{\s*?([\r\n]|(\s*"[^"]*"\s*:\s*("[^"]*"|[\w.+-]+)\s*,)*\s*"(data|train|rows|examples)"\s*:\s*\[)"""
 )
 
 # Place of a row, as "line 1" or "row 1", and the row; or in its place the error of one that can't be read.
@@ -135,12 +135,14 @@ class _Unpacked:
 
     def __init__(self, path: Path, packing: str, file: Any) -> None:  # a buffered reader
         self.path, self._file = path, file
+        begin = file.peek(4)  # where a byte order mark names another encoding than UTF-8
+        self.encoding = next((encoding for mark, encoding in MARKED.items() if begin.startswith(mark)), None)
         self.row_bytes = 0  # of a row's lines so far, for formats whose rows can have several
         self._room = min(MAX_BYTES, max(MAX_SMALL, MAX_RATIO * path.stat().st_size)) if packing else MAX_BYTES
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """The number of each line, and its bytes with the end of line, but without a byte order mark."""
-        encoding, number = self._encoding(), 0
+        encoding, number = self.encoding, 0
         try:
             with io.TextIOWrapper(self._file, encoding or "latin-1", newline="") as text:  # each byte is a character
                 while line := text.readline(MAX_LINE + 1):
@@ -155,7 +157,7 @@ class _Unpacked:
             raise FedKSeedError(f"{self.place(number + 1)}: not valid {encoding}{REMEDY}") from error
 
     def whole(self) -> str:
-        content, encoding = bytearray(), self._encoding()
+        content, encoding = bytearray(), self.encoding
         while piece := self._file.read(PIECE):  # a read of all that is allowed would take that much memory first
             content += piece
             self.require(len(content) <= self._room, str(self.path), "row")
@@ -164,11 +166,6 @@ class _Unpacked:
         except UnicodeDecodeError as error:
             where = f"{self.path}, byte {error.start + 1:,}"
             raise FedKSeedError(f"{where}: not valid {encoding or 'UTF-8'}{REMEDY}") from error
-
-    def _encoding(self) -> str | None:
-        """The encoding that a byte order mark names; None: UTF-8."""
-        begin = self._file.peek(4)
-        return next((encoding for mark, encoding in MARKED.items() if begin.startswith(mark)), None)
 
     def place(self, number: int, unit: str = "line") -> str:
         return f"{self.path}, {unit} {number}"
@@ -193,10 +190,11 @@ def _open(path: Path, packing: str) -> Any:  # a buffered reader
 def _unpacked_rows(path: Path, ending: str, packing: str, columns: Iterable[str]) -> Placed:
     try:
         with _open(path, packing) as file:
-            unpacked, begin = _Unpacked(path, packing, file), file.peek(4096).removeprefix(BOM)
+            unpacked = _Unpacked(path, packing, file)
+            begin = file.peek(4096).decode(unpacked.encoding or "utf-8-sig", errors="ignore")
             if ending in (".csv", ".tsv"):
                 yield from _separated_values(unpacked, "\t" if ending == ".tsv" else SEPARATORS, columns)
-            elif begin.lstrip()[:1] == b"[":
+            elif begin.lstrip()[:1] == "[":
                 yield from _json_array(unpacked, unpacked.whole())
             elif ending == ".json" and OBJECT.match(begin):
                 yield from _json_object(unpacked)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from unicodedata import normalize
 
 from ..errors import FedKSeedError
+from ..recipe.schema import tidy
 
 MAX_TURNS = 256  # messages of a conversation; for each earlier answer the chat template is run once more
 USER, ASSISTANT, SYSTEM, TOOL = "user", "assistant", "system", "tool"
@@ -119,7 +120,10 @@ class RowLayout:
             raise FedKSeedError(
                 f"{where}: {alike} differ by case or form alone; remove one, or name it in [data] columns"
             )
-        extras = {normalised(name): name for name in row if name not in columns.values() and not _empty(row[name])}
+        used = set(columns.values())
+        extras = {normalised(name): name for name in row if name not in used and not _empty(row[name])}
+        if "tools" in extras and row[extras["tools"]] == "[]":
+            del extras["tools"]
         category = tidy(text_of("category"))
         if "text" in self.columns:
             self._count(row, extras, where, counts)
@@ -153,7 +157,7 @@ class RowLayout:
             cell = row[column]
             unread = name in UNREAD_COLUMNS and self.name != "text"
             if name == "tools":
-                unread = cell != "[]" and self.name in ("alpaca", *CONVERSATIONS)
+                unread = self.name in ("alpaca", *CONVERSATIONS)
             if name in FLAGS and (flag := _row_flag(name, cell, where)) is not None:
                 counts[SKIPPED] |= not flag
             elif unread:
@@ -169,11 +173,6 @@ class RowLayout:
         """The name of the client that a row belongs to; empty where none is given."""
         name = _as_text(row.get(_as_written(self.columns, row)["client"]))
         return tidy(name) if isinstance(name, str) else ""
-
-
-def tidy(name: str) -> str:
-    """A name in the one form of its characters, without space around it."""
-    return normalize("NFC", name).strip().strip("\ufeff\u200b").strip()
 
 
 def _missing(value: Any) -> bool:
@@ -292,7 +291,7 @@ def _is_counted(flags: Mapping[str, Any], role: str, where: str) -> bool:
         raise FedKSeedError(
             f"{where}: {said}, and the loss counts answers of the assistant alone; set it to false or 0"
         )
-    return False not in answers
+    return role != ASSISTANT or False not in answers
 
 
 def _conversation(

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,22 +52,34 @@ class DataFile:
         return f"{self.source}, {self.places[index]}"
 
     def summary(self, *more: str) -> str:
-        """One line on the file: its rows and layout, what is left out, not used or repeated, and `more`."""
-        repeated, faults = len(self.examples) - len(set(self.examples)), len(self.faults)
-        unused = [f"{name} ({count:,})" for name, count in self.unused.items() if name not in (AFTER, SKIPPED)]
-        others = [f"{len(unused) - NAMES_SHOWN:,} more"] if len(unused) > NAMES_SHOWN else []
-        remarks = (
-            (self.empty, f"{self.empty:,} without a response left out"),
-            (self.unused[SKIPPED], f"{self.unused[SKIPPED]:,} left out by their flag"),
-            (repeated, f"{repeated:,} repeated"),
-            *((remark, remark) for remark in more),
-            (self.unused[AFTER], f"{self.unused[AFTER]:,} {AFTER} left out"),
-            (unused, f"not used: {', '.join(unused[:NAMES_SHOWN] + others)}"),
-            (faults, f"{faults:,} faulty row{'s' * (faults != 1)} left out: {self.faults[0] if faults else ''}"),
-        )
-        words = ", ".join(words for count, words in remarks if count)
+        """One line on the file: its rows and layout, and remarks on them."""
         rows = f"{len(self.examples):,} row{'s' * (len(self.examples) != 1)} as {self.layout.title}"
-        return f"{self.name}: {rows}" + (f"; {words}" if words else "")
+        return f"{self.name}: {rows}{remarks([self], *more)}"
+
+
+def remarks(files: Sequence[DataFile], *more: str) -> str:
+    """The end of a line on files: what is left out, not used or repeated in them, and `more`."""
+    counts = sum((file.unused for file in files), Counter[str]())
+    skipped, after = counts.pop(SKIPPED, 0), counts.pop(AFTER, 0)
+    empty = sum(file.empty for file in files)
+    repeated = sum(len(file.examples) - len(set(file.examples)) for file in files)
+    faults = [fault if len(files) == 1 else f"{file.name}, {fault}" for file in files for fault in file.faults]
+    unused = [f"{name} ({count:,})" for name, count in counts.items()]
+    if len(unused) > NAMES_SHOWN:
+        unused[NAMES_SHOWN:] = [f"and {len(unused) - NAMES_SHOWN:,} more"]
+    clients = sorted({client for file in files for client in file.clients}, key=lambda name: (name.casefold(), name))
+    alike = [pair for pair in pairwise(clients) if len(set(map(str.casefold, pair))) == 1]
+    words = (
+        f"{empty:,} without a response left out" if empty else "",
+        f"{skipped:,} left out by their flag" if skipped else "",
+        f"{repeated:,} repeated" if repeated else "",
+        *more,
+        f"{after:,} {AFTER} left out" if after else "",
+        f"not used: {', '.join(unused)}" if unused else "",
+        f"the clients {alike[0][0]!r} and {alike[0][1]!r} differ by case alone" if alike else "",
+        f"{len(faults):,} faulty row{'s' * (len(faults) != 1)} left out: {faults[0]}" if faults else "",
+    )
+    return f"; {', '.join(filter(None, words))}" if any(words) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +187,9 @@ class Reader:
 
 def _refusal(source: str, faults: Sequence[str], remedy: str) -> FedKSeedError:
     """The refusal of a file for some of its rows, each with its place: of the first `FAULTS_SHOWN`."""
-    if len(faults) == 1:
-        return FedKSeedError(f"{source}, {faults[0]}; {remedy}")
-    more = len(faults) - FAULTS_SHOWN
-    shown = [*faults[:FAULTS_SHOWN], *([f"and {more:,} more"] if more > 0 else [])]
-    return FedKSeedError(f"{source}: {len(faults):,} faulty rows ({remedy}): {'; '.join(shown)}")
+    more = f"; and {len(faults) - FAULTS_SHOWN:,} more" if len(faults) > FAULTS_SHOWN else ""
+    count = f"{len(faults):,} faulty rows: " if len(faults) > 1 else ""
+    return FedKSeedError(f"{source}, {'; '.join(faults[:FAULTS_SHOWN])}{more}; {count}{remedy}")
 
 
 def require_columns(files: Sequence[DataFile]) -> None:

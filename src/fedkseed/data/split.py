@@ -61,15 +61,20 @@ def read_source(recipe: Recipe) -> SourceRows:
     rows = [row for owner, each in enumerate(files_of.values()) for row in rows_of(each, owner)]
     if split == "column":
         (file,) = files
-        if "" in file.clients:
+        column = recipe.data.columns.get("client", "client")
+        if not any(file.clients):
             raise FedKSeedError(
-                f"{file.place(file.clients.index(''))}: no client is named; [clients] split = 'column' takes it from "
-                f"the column {recipe.data.columns.get('client', 'client')!r}, or that which [data] columns names, as "
-                "columns = {client = 'department'}"
+                f"{file.place(0)}: no client is named; [clients] split = 'column' takes it from the column {column!r}, "
+                "or that which [data] columns names, as columns = {client = 'department'}"
             )
-        owners = sorted(set(file.clients))
+        for index, client in enumerate(file.clients):
+            if not client:
+                file.add_fault(FedKSeedError(f"{file.place(index)}: no client is named in the column {column!r}"))
+        file.refuse_faults()
+        rows = [row for row in rows if file.clients[row.index]]
+        owners = sorted(set(file.clients) - {""})
         numbers = {name: number for number, name in enumerate(owners)}
-        rows = [replace(row, owner=numbers[client]) for row, client in zip(rows, file.clients, strict=True)]
+        rows = [replace(row, owner=numbers[file.clients[row.index]]) for row in rows]
     held_out, training = hold_out(rows, recipe)
     return SourceRows(held_out, training, owners, files)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
+from unicodedata import normalize
 
 import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -55,6 +56,14 @@ class Table(BaseModel):
         yield from ()
 
 
+def tidy(name: str) -> str:
+    """A name in the one form of its characters, without space around it, so that rows and recipes have the same."""
+    return normalize("NFC", name).strip().strip("\ufeff\u200b").strip()
+
+
+Category = Annotated[str, AfterValidator(tidy)]
+
+
 class ModelTable(Table):
     """The base model, its storage, and the part of it that is tuned."""
 
@@ -91,7 +100,7 @@ class DataTable(Table):
     date: datetime.date | None = None
     max_tokens: Count = 1024  # longer examples are left out
     # A category, or a share of all rows; for data without the category of the default 0.1.
-    held_out: str | Annotated[float, Field(gt=0, lt=1)] = "summarization"
+    held_out: Category | Annotated[float, Field(gt=0, lt=1)] = "summarization"
 
     @model_validator(mode="before")
     @classmethod
@@ -339,7 +348,7 @@ class HeldOutSetTable(Table):
 
     name: str
     path: str | None = None  # a file or a folder of files, read as [data] source is
-    held_out: str | None = None  # a category, whose rows no client trains on
+    held_out: Category | None = None  # a category, whose rows no client trains on
     clients: Portion | None = None  # a share or a number of each client's rows, which it does not train on
     examples: Examples | None = None  # None: as many as [evaluation] examples, or all if there are fewer
 

@@ -17,7 +17,7 @@ from ....errors import FedKSeedError
 from ....files import read_whole
 from ....recipe.algorithms import ALGORITHMS, CHANGE, algorithm_of
 from ....recipe.reading import MAX_BYTES, tables, typed
-from ....recipe.schema import Count, Positive, Recipe, Table
+from ....recipe.schema import Category, Count, Positive, Recipe, Table
 
 Column = Literal["instruction", "response", "context", "category", "messages", "text"]
 Layout = Literal["instruction", "alpaca", "prompt-completion", "chat", "sharegpt", "text"]
@@ -32,7 +32,7 @@ class RowLimits(Table):
     leave_out_faulty: bool = False  # rows that can't be read are left out and counted; else they refuse the file
     # Categories that a recipe may hold out. The number of examples travels, so each one more tells a server how many
     # rows have it; any value of any column would tell whether that value is there.
-    held_out: tuple[str, ...] = ("summarization",)
+    held_out: tuple[Category, ...] = ("summarization",)
     templates: tuple[Template, ...] = get_args(Template)  # all: they are fixed texts around the same rows
     # Between a prompt and its response: with a text of the server's choice there, which value is in the rows shows in
     # the loss.
