@@ -133,7 +133,7 @@ def test_all_rows_without_a_client_are_named_or_left_out(recipe_for):
     changes = {"split": 'split = "column"', "count": ""}
     recipe = load_recipe(recipe_for("plain", rows, **changes))
     tokenizer = load_tokenizer(recipe.model.name)
-    with pytest.raises(FedKSeedError, match=r"line 3: no client is named .*line 5: .*line 20: .*8 faulty rows: "):
+    with pytest.raises(FedKSeedError, match=r"line 3: no client is named; .*line 5: .*line 20: .*8 faulty rows: "):
         share_out(recipe, tokenizer)
     recipe = load_recipe(recipe_for("plain", rows, **changes, held_out="held_out = 0.2\nleave_out_faulty = true"))
     lines = list[str]()

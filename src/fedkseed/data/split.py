@@ -69,7 +69,9 @@ def read_source(recipe: Recipe) -> SourceRows:
             )
         for index, client in enumerate(file.clients):
             if not client:
-                file.add_fault(FedKSeedError(f"{file.place(index)}: no client is named in the column {column!r}"))
+                file.add_fault(
+                    FedKSeedError(f"{file.place(index)}: no client is named; it is taken from the column {column!r}")
+                )
         file.refuse_faults()
         rows = [row for row in rows if file.clients[row.index]]
         owners = sorted(set(file.clients) - {""})
