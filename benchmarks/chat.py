@@ -39,24 +39,24 @@ name = {model}
 [data]
 source = {data}
 held_out = 0.1
-max_tokens = 256
+max_tokens = 192
 [clients]
 split = "even"
-count = 4
-cohort = 4
+count = 2
+cohort = 2
 [directions]
 family = "separable"
 size = 4096
 [training]
 algorithm = "fedkseed-backprop"
-rounds = 4
+rounds = 2
 steps = 4
 batch_size = 4
 [derivatives]
 lr = 3e-4
 [evaluation]
-examples = 16
-every = 4
+examples = 8
+every = 2
 """
 
 
@@ -67,7 +67,7 @@ def tune(base: str, template: str | None, folder: Path) -> str:
     parts: list[Any] = [load_model(base), tokenizer]
     for part in parts:
         part.save_pretrained(folder / "base")
-    rows = read("dolly-sample")[:640]
+    rows = read("dolly-sample")[:160]
     pairs = zip(rows[::2], rows[1::2], strict=True)
     talks = [[message for row in pair for message in (asked(row.instruction), said(row.response))] for pair in pairs]
     (folder / "rows.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))

@@ -65,6 +65,12 @@ def test_where_the_next_header_ends_an_answer_it_is_counted(tokenizer):
     assert whole == "<user>\nA?<assistant>\none<user>\nB?<assistant>\ntwo<user>"
 
 
+def test_a_template_without_a_request_for_an_answer_is_refused(tokenizer):
+    tokenizer.chat_template = TURNS + "{{ eos_token }}{% endfor %}"
+    with pytest.raises(FedKSeedError, match=r"'\[assistant\]' before an answer and does not ask by it"):
+        encode(TWO, tokenizer, Wording("chat"))
+
+
 def test_a_conversation_is_refused_where_nothing_ends_an_answer(tokenizer):
     tokenizer.chat_template = TURNS + "\n{% endfor %}" + ASK
     with pytest.raises(FedKSeedError, match="writes nothing that ends an answer"):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -166,8 +167,11 @@ def test_a_modelfile_puts_questions_as_the_model_was_tuned_on_them(runs, model_f
     tuned = open_tuned(runs["hadamard"])
     tokenizer = load_tokenizer(str(model_folder))
     text = modelfile("model-f16.gguf", tokenizer, tuned.wording)
-    asked = text.partition('TEMPLATE """')[2].partition('"""')[0].replace("{{ .Prompt }}", QUESTION.instruction)
-    assert tokenizer(asked).input_ids == tuned.wording.prompt(Example(QUESTION.instruction, ""), tokenizer)
+    parts = r'TEMPLATE """\{\{ if .System \}\}(.*)\{\{ else \}\}(.*)\{\{ end \}\}"""'
+    system, alone = re.search(parts, text, re.DOTALL).groups()
+    for words, context in ((alone, ""), (system, "Be brief.")):
+        asked = words.replace("{{ .Prompt }}", QUESTION.instruction).replace("{{ .System }}", context)
+        assert tokenizer(asked).input_ids == tuned.wording.prompt(Example(QUESTION.instruction, "", context), tokenizer)
     assert text.startswith("FROM ./model-f16.gguf\n")
     assert 'PARAMETER stop "<end>"' in text
 
@@ -176,7 +180,12 @@ def test_a_modelfile_of_a_chat_template_leaves_out_what_the_tokenizer_adds(runs,
     tokenizer = copy.deepcopy(load_tokenizer(str(model_folder)))
     turns = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
     tokenizer.chat_template = turns + "{% if add_generation_prompt %}<assistant>{% endif %}"
-    assert 'TEMPLATE """<user>{{ .Prompt }}<assistant>"""' in modelfile("a.gguf", tokenizer, Wording("chat"))
+    asked = "<user>{{ .Prompt }}<assistant>"
+    both = f'TEMPLATE """{{{{ if .System }}}}<system>{{{{ .System }}}}{asked}{{{{ else }}}}{asked}{{{{ end }}}}"""'
+    assert both in modelfile("a.gguf", tokenizer, Wording("chat"))
+    refuses = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    tokenizer.chat_template = refuses + tokenizer.chat_template
+    assert f'TEMPLATE """{asked}"""' in modelfile("a.gguf", tokenizer, Wording("chat"))
 
 
 def test_programs_that_put_messages_to_an_exported_model_use_the_words_on_which_it_was_tuned(

@@ -162,6 +162,11 @@ def _tried(tokenizer: Any, text: str) -> ChatTemplate:
             "the model's chat template does not write an answer behind what asks for it: it asks by "
             f"{asked[-SHOWN:]!r}, and writes {last[-SHOWN:]!r}; {INSTEAD}"
         )
+    if asked == plain and all(lead.strip() for lead in leads):
+        raise FedKSeedError(
+            f"the model's chat template writes {next(iter(leads))!r} before an answer and does not ask by it: it has "
+            f"no part for add_generation_prompt; add one, or {INSTEAD}"
+        )
     behind_last, behind_first = last.removeprefix(asked).partition(ANSWER)[2], earlier.partition(ANSWER)[2]
     special = sorted((token for token in tokenizer.get_added_vocab() if token.strip()), key=len, reverse=True)
     tokens = "|".join(map(re.escape, special)) or r"(?!)"

@@ -2,10 +2,11 @@
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..data.layouts import Example
+from ..data.layouts import SYSTEM, USER, Example, Turn
 from ..data.wording import Wording
 from ..errors import FedKSeedError
 from ..files import folder, require_absent
@@ -137,9 +138,16 @@ def _write_lora(tuned: TunedModel, part: Path, format_: str, rank: int | None) -
 
 def modelfile(file: str, tokenizer: Any, wording: Wording) -> str:
     """The text of a Modelfile, with which Ollama puts questions as the model was tuned on them."""
-    prompt = wording.text(Example("{{ .Prompt }}", ""), tokenizer)
+    asked, system = "{{ .Prompt }}", "{{ .System }}"
+    prompt = alone = wording.text(Example(asked, ""), tokenizer)
+    with suppress(FedKSeedError):  # some chat templates take no message of the system
+        turns = (Turn(SYSTEM, system), Turn(USER, asked)) if wording.template == "chat" else ()
+        prompt = wording.text(Example(asked, "", system, turns=turns), tokenizer)
+    prompts = [prompt, alone]
     adds_begin = tokenizer.bos_token and tokenizer("a").input_ids[0] == tokenizer.bos_token_id
     if wording.template == "chat" and adds_begin:  # Ollama lets the tokenizer add it, and would have two
-        prompt = prompt.removeprefix(tokenizer.bos_token)
+        prompts = [text.removeprefix(tokenizer.bos_token) for text in prompts]
+    takes_system = system in prompt
+    template = "{{{{ if .System }}}}{}{{{{ else }}}}{}{{{{ end }}}}".format(*prompts) if takes_system else prompts[1]
     stops = "".join(f'PARAMETER stop "{tokenizer.decode([end])}"\n' for end in wording.ends(tokenizer))
-    return f'FROM ./{file}\nTEMPLATE """{prompt}"""\n{stops}'
+    return f'FROM ./{file}\nTEMPLATE """{template}"""\n{stops}'
