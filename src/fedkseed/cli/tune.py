@@ -97,13 +97,15 @@ def init(
             raise FedKSeedError(f"--column takes FIELD=NAME, as instruction=question, got {text!r}")
     source = data or _prompted("data", "a file with your rows")
     name = model or _prompted("model", "a folder or .gguf file")
-    summary, text, recipe = first_recipe(source, columns, name, task=task, algorithm=algorithm, clients=clients)
+    summary, text, recipe, notes = first_recipe(source, columns, name, task=task, algorithm=algorithm, clients=clients)
     with Bars(0) as bars:
         costs = forecast(recipe, bars) if estimate else None
     write_atomically(output, text.encode(), 0o666)
     if as_json:
-        print_json({"output": output, "data": summary, "costs": costs})
+        print_json({"output": output, "data": summary, "costs": costs, "notes": notes})
         return
+    for line in () if estimate else notes:  # an estimate has said them
+        say(line)
     say(text)
     if costs is not None:
         print_forecast(costs)

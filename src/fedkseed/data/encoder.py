@@ -88,22 +88,26 @@ class Encoder:
         """Encode held-out rows, which may have a limit of their own; it refuses what `training` does."""
         return self._checked(rows, "data" if self.recipe.evaluation.max_tokens is None else "evaluation")
 
+    def refused(self, rows: Sequence[OwnedRow]) -> list[tuple[OwnedRow, FedKSeedError]]:
+        """Encode rows; returns those that the chat template refuses, with its reasons."""
+        examples = {row.example: None for row in rows if row.example not in self._encoded}
+        self._encoded.update(zip(examples, encode_each([*examples], self.tokenizer, self.wording), strict=True))
+        return [(row, error) for row in rows if isinstance(error := self._encoded[row.example], FedKSeedError)]
+
     def prepare(self, rows: Sequence[OwnedRow]) -> None:
         """Encode rows that are asked for later: one error names all of a file that the chat template refuses.
 
         Raises:
             FedKSeedError: it refuses all rows, or some whose owner has not asked to leave them out.
         """
-        examples = {row.example: None for row in rows if row.example not in self._encoded}
-        self._encoded.update(zip(examples, encode_each([*examples], self.tokenizer, self.wording), strict=True))
-        refused = [row for row in rows if isinstance(self._encoded[row.example], FedKSeedError)]
-        for row in refused:
-            fault = FedKSeedError(f"{_place(row)}: {self._encoded[row.example]}")
+        new, refused = {row.example for row in rows} - self._encoded.keys(), self.refused(rows)
+        for row, error in refused:
+            fault = FedKSeedError(f"{_place(row)}: {error}")
             if row.file is None or len(rows) == len(refused) > 1:  # all: it is the template, and not a row
                 raise fault
-            if row.example in examples:
+            if row.example in new:
                 row.file.add_fault(fault)
-        for file in {id(row.file): row.file for row in refused}.values():
+        for file in {id(row.file): row.file for row, _ in refused}.values():
             if file is not None:
                 file.refuse_faults()
 
@@ -158,11 +162,11 @@ class Encoder:
         """Warnings on what was left out of `total` rows, each with its share; and a line on rows that were cut.
 
         Args:
-            name: of the rows, as "training".
+            name: of the rows, as "training rows".
         """
 
         def share(rows: Sequence[OwnedRow]) -> str:
-            return f"{len(rows):,} of {total:,} {name} rows ({100 * len(rows) / total:.3g} %)"
+            return f"{len(rows):,} of {total:,} {name} ({100 * len(rows) / total:.3g} %)"
 
         over = f"over {encoded.limit:,} tokens ([{encoded.table}] max_tokens)"
         longest, context = f"the longest has {encoded.longest:,}", context_of(self.recipe, self.tokenizer)

@@ -5,7 +5,7 @@ expect.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -89,17 +89,18 @@ def share_out(recipe: Recipe, tokenizer: Any, show: Note = lambda line: None) ->
     categories, training = separate_categories(source.training, recipe)
     encoder = Encoder.of(recipe, tokenizer, source.files)
     recipe = encoder.recipe
-    encoder.prepare([*source.training, *source.held_out])
+    encoder.prepare(sorted([*source.training, *source.held_out], key=lambda row: row.index))
     encoded = encoder.training(training)
     unseen = {row.example for row in source.held_out}
     repeated = [row for row in training if row.example in unseen]
     _note_files(source.files, note, encoded, repeated=repeated)
-    for remark in encoder.remarks(encoded, len(training), "training"):
+    for remark in encoder.remarks(encoded, len(training), "training rows"):
         note(remark)
     try:
         shares, names = divide(encoded.examples, encoded.owners, source.owners, recipe)
     except FedKSeedError as error:
-        raise FedKSeedError(f"{error}{_what_is_left_out(encoder, encoded, len(training))}") from error
+        left_out = _what_is_left_out(encoder.remarks(encoded, len(training), "training rows"))
+        raise FedKSeedError(f"{error}{left_out}") from error
     recipe.clients.cohort_of(len(shares))
     clients, kept_back = keep_back(shares, names, recipe)
     trained = {e.example for share in clients for e in share}
@@ -143,14 +144,14 @@ def own_share(
     trained, kept = set_aside(rows, kept_back)
     training, unseen = encoder.training(trained), encoder.training(kept)
     _note_files([file], note, training, unseen)
-    for encoded, count, name in ((training, len(trained), "training"), (unseen, len(kept), "kept back")):
+    for encoded, count, name in ((training, len(trained), "training rows"), (unseen, len(kept), "rows kept back")):
         for remark in encoder.remarks(encoded, count, name):
             note(remark)
     if len(training.examples) < recipe.clients.min_examples:
         raise FedKSeedError(
             f"{file.source}: the client has {len(training.examples)} examples after holding out and leaving out long "
             f"ones, [clients] min_examples says {recipe.clients.min_examples}"
-            + _what_is_left_out(encoder, training, len(trained))
+            + _what_is_left_out(encoder.remarks(training, len(trained), "training rows"))
         )
     most = None if recipe.evaluation.examples == "all" else recipe.evaluation.examples
     return training.examples, held_out_of(unseen.examples[:most], file.examples, encoder)
@@ -193,18 +194,18 @@ def whole_set(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     rows, encoder = rows_of(files), Encoder.of(recipe, tokenizer, files)
     encoded = encoder.within(rows)
     _note_files(files, note, encoded)
-    for remark in encoder.remarks(encoded, len(rows), "all"):
+    for remark in encoder.remarks(encoded, len(rows), "rows"):
         note(remark)
     examples = draw(encoded.examples, recipe.evaluation.examples, recipe.seed, recipe.data.source)
     if not examples:
-        left_out = _what_is_left_out(encoder, encoded, len(rows))
+        left_out = _what_is_left_out(encoder.remarks(encoded, len(rows), "rows"))
         raise FedKSeedError(f"{recipe.data.source} has no example of {encoded.limit} tokens or fewer{left_out}")
     return held_out_of(examples, [row.example for row in rows], encoder)
 
 
-def _what_is_left_out(encoder: Encoder, encoded: EncodedRows, total: int) -> str:
-    """The training rows that were left out, as the end of an error that too few are there."""
-    return "".join(f"; {remark.removeprefix('warning: ')}" for remark in encoder.remarks(encoded, total, "training"))
+def _what_is_left_out(remarks: Iterable[str]) -> str:
+    """The rows that were left out, as the end of an error that too few are there."""
+    return "".join(f"; {remark.removeprefix('warning: ')}" for remark in remarks)
 
 
 def _note_files(

@@ -172,7 +172,8 @@ def _short_enough(rows: Sequence[OwnedRow], name: str, encoder: Encoder, note: N
         FedKSeedError: none is.
     """
     encoded = encoder.held_out(rows)
-    remarks = list(encoder.remarks(encoded, len(rows), name if name == HELD_OUT else repr(name)))
+    what = "held-out rows" if name == HELD_OUT else f"rows of the set {name!r}"
+    remarks = list(encoder.remarks(encoded, len(rows), what))
     for remark in remarks:
         note(remark)
     if rows and not encoded.examples:

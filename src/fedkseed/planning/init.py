@@ -1,30 +1,31 @@
 """A first recipe for a user's data: the data is looked at, and every value that is written has its reason beside it."""
 
+import datetime
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tomllib import loads
-from typing import Any
+from typing import Any, Literal
 
 import tomlkit
 
+from ..data.encoder import MAX_TOKENS, Encoder, context_of
 from ..data.federated import share_out
 from ..data.file_formats import is_saved, open_rows
-from ..data.layouts import LAYOUTS, normalised
-from ..data.sources import Reader, require_columns
-from ..data.wording import Wording, encode_all
+from ..data.layouts import CONVERSATIONS, LAYOUTS, normalised
+from ..data.sources import DataFile, Reader, require_columns
+from ..data.split import rows_of
 from ..errors import FedKSeedError
 from ..models.load import load_tokenizer
 from ..recipe.algorithms import ONE, OUTPUT, TWO, algorithm_of
 from ..recipe.reading import parse
-from ..recipe.schema import Recipe
+from ..recipe.schema import DataTable, ModelTable, Recipe, TrainingTable
 
 TASKS = ("answers", "labels")
 MAX_LABELS = 32  # different responses, up to which they are taken for labels; the metric `choice` takes no more
-ROWS_READ = 500  # rows that are turned into tokens, evenly from the whole file
 MAX_CLIENTS, ROWS_A_CLIENT = 20, 20  # the most clients of a draft, and the rows that each has on average, at least
 TOKEN_STEP = 32  # max_tokens is a multiple of this
 HELD_OUT = 0.1  # share of the rows
@@ -50,6 +51,11 @@ class DataSummary:
     tokens: tuple[int, int, int]  # of an example: the median, the 95th percentile, the most
     files: int | None  # of a folder, one a client; None for one file
     owners: tuple[str, int] | None = None  # a column whose values may be clients, and their number
+    template: str = "paper"
+    why: str = ""  # that template
+    date: datetime.date | None = None  # that it writes
+    max_tokens: int = MAX_TOKENS
+    too_long: int = 0  # rows over `max_tokens`, which a run leaves out
 
     @property
     def task(self) -> str:
@@ -59,8 +65,8 @@ class DataSummary:
 
 def first_recipe(
     source: str, columns: dict[str, str], model: str, *, task: str | None, algorithm: str, clients: int | None
-) -> tuple[DataSummary, str, Recipe]:
-    """Read the data and write a recipe for it; returns what the data is, the recipe's text, and the recipe.
+) -> tuple[DataSummary, str, Recipe, list[str]]:
+    """Read the data and write a recipe for it; returns a summary, the recipe's text, the recipe, and a run's notes.
 
     Args:
         columns: field -> column, for those that don't have a usual name.
@@ -74,34 +80,68 @@ def first_recipe(
         raise FedKSeedError(f"no task is called {task!r}; choose {' or '.join(TASKS)}")
     algorithm_of(algorithm)  # refuses an unknown one before the data is read
     tokenizer = load_tokenizer(model)
-    data = summary(source, columns, tokenizer)
+    data = summary(source, columns, tokenizer, algorithm)
     text = draft(data, model, task or data.task, algorithm, clients)
     recipe = parse(loads(text))
-    share_out(recipe, tokenizer)  # refuses what a run would refuse
-    return data, text, recipe
+    return data, text, recipe, share_out(recipe, tokenizer).notes  # refuses what a run would refuse
 
 
-def summary(source: str, columns: dict[str, str], tokenizer: Any) -> DataSummary:
-    """Read the data and measure it; refused where it can't be read, or has fewer than ROWS_A_CLIENT rows."""
+def summary(source: str, columns: dict[str, str], tokenizer: Any, algorithm: str = "fedkseed-backprop") -> DataSummary:
+    """Read the data and measure it; refused where it can't be read, or has fewer than ROWS_A_CLIENT rows.
+
+    Lengths are those in the words of the recipe. All rows are within its limit where the longest has MAX_TOKENS or
+    fewer; of longer ones as many as 95 of 100 are, where the model's context allows it.
+    """
     reader, path = Reader(columns), Path(source).expanduser()
     is_folder = path.is_dir() and not is_saved(path)
     clients = [*reader.folder(source).values()] if is_folder else [[reader.file(source)]]
-    require_columns([file for files in clients for file in files])
-    rows = [row for files in clients for file in files for row in file.examples]
+    read = [file for files in clients for file in files]
+    require_columns(read)
+    rows = [row for file in read for row in file.examples]
     if len(rows) < ROWS_A_CLIENT:
         raise FedKSeedError(f"{source} has {len(rows)} rows; two clients need {ROWS_A_CLIENT} at least")
-    sample = encode_all(rows[:: max(1, len(rows) // ROWS_READ)], tokenizer, Wording("paper", "\n"))
-    sizes = sorted(len(encoded.tokens) for encoded in sample)
+    encoder, why = _worded(read, tokenizer, algorithm)
+    sizes = sorted(encoder.lengths(rows_of(read)))
+    long, longest = sizes[int(0.95 * (len(sizes) - 1))], sizes[-1]
+    texts = all(row.plain for row in rows)
+    covered = longest if longest <= MAX_TOKENS else MAX_TOKENS if texts else max(MAX_TOKENS, long)
+    limit = min(-(-covered // TOKEN_STEP) * TOKEN_STEP, context_of(encoder.recipe, tokenizer) or covered + TOKEN_STEP)
     return DataSummary(
         source=source,
         columns=columns,
         rows=len(rows),
         categories=dict(Counter(row.category for row in rows if row.category).most_common()),
         labels=len({row.response for row in rows}),
-        tokens=(int(median(sizes)), sizes[int(0.95 * (len(sizes) - 1))], sizes[-1]),
+        tokens=(int(median(sizes)), long, longest),
         files=len(clients) if is_folder else None,
         owners=None if is_folder else _owner_column(source, columns),
+        template=encoder.wording.template,
+        why=why,
+        date=encoder.wording.date,
+        max_tokens=limit,
+        too_long=0 if texts else sum(size > limit for size in sizes),
     )
+
+
+def _worded(files: Sequence[DataFile], tokenizer: Any, algorithm: str) -> tuple[Encoder, str]:
+    """The encoder of some files by the template that is best for a model, and why it is.
+
+    Where a model has a chat template, it was tuned in its words, and programs ask it in them.
+    """
+    rows, talks = rows_of(files), any(file.layout.name in CONVERSATIONS for file in files)
+
+    def encoder_of(template: Literal["chat", "paper"]) -> Encoder:
+        settings = {"data": DataTable(template=template), "training": TrainingTable(algorithm=algorithm)}
+        return Encoder.of(Recipe(model=ModelTable(name="the model"), **settings), tokenizer, files)
+
+    why = "as the model has no chat template"
+    if tokenizer.chat_template:
+        encoder = encoder_of("chat")
+        refused = encoder.refused(rows)
+        if not refused or (talks and len(refused) < len(rows)):  # of conversations, a run names these rows
+            return encoder, "the model's own chat template"
+        why = f"as {' '.join(str(refused[0][1]).split())}"
+    return encoder_of("paper"), f"the wording of the paper, {why}"
 
 
 def _owner_column(source: str, columns: Mapping[str, str]) -> tuple[str, int] | None:
@@ -151,7 +191,8 @@ def draft(data: DataSummary, model: str, task: str, algorithm: str, clients: int
     named = data.owners[1] if data.owners and "client" in data.columns and clients is None else 0
     count = data.files or clients or named or max(2, min(MAX_CLIENTS, data.rows // ROWS_A_CLIENT))
     usual, long, longest = data.tokens
-    limit = -(-long // TOKEN_STEP) * TOKEN_STEP
+    share = f"{100 * data.too_long / data.rows:.3g} %"
+    left_out = f"{data.too_long:,} rows ({share}) are longer and left out" if data.too_long else "none is left out"
     held_out = max(2, min(64, round(HELD_OUT * data.rows)))  # as many rows as a run holds out
     uneven = len(data.categories) > 1
     split = "files" if data.files else "column" if named else "dirichlet" if uneven else "even"
@@ -170,7 +211,10 @@ def draft(data: DataSummary, model: str, task: str, algorithm: str, clients: int
         "\n[data]",
         f"source = {_toml(data.source)}",
         *([f"columns = {_toml(data.columns)}"] if data.columns else []),
-        f"max_tokens = {limit} # examples have {usual} tokens as the median, {long} at 95 %, {longest} at most",
+        f"template = {_toml(data.template)} # {data.why}; others: docs/data.md",
+        *([f"date = {data.date} # that the chat template writes"] if data.date else []),
+        f"max_tokens = {data.max_tokens} # examples have {usual} tokens as the median, {long} at 95 %, {longest} at "
+        f"most: {left_out}",
         f"held_out = {HELD_OUT} # share of the rows that no client trains on; or the name of a category",
         "\n[clients]",
         f"split = {_toml(split)} # {splits[split]}",

@@ -132,7 +132,7 @@ def basis_of(
     order = generator(recipe.seed, Purpose.BASIS).permutation(len(rows))[: OVERDRAWN * examples]
     encoder = Encoder.of(recipe, tokenizer, files)
     drawn = encoder.within([rows[k] for k in order])
-    for remark in encoder.remarks(drawn, len(order), "drawn"):
+    for remark in encoder.remarks(drawn, len(order), "rows drawn"):
         progress.note(remark)
     chosen, pad = drawn.examples[:examples], tokenizer.pad_token_id
     model = load_model(options.name, options.dtype, "dense", options.device)
