@@ -13,6 +13,7 @@ from .batches import Encoded
 from .encoder import Encoder, context_of
 from .layouts import Example
 from .split import OwnedRow, read_files, rows_of
+from .wording import answer_tokens
 
 MOST_OPTIONS = 32  # different responses of a category: more are hardly labels, and a choice reads all of them
 DEFAULT_EXAMPLES = EvaluationTable.model_fields["examples"].default
@@ -151,15 +152,14 @@ def held_out_of(
     options, context = options_of(examples, rows, encoder.recipe), context_of(encoder.recipe, encoder.tokenizer)
     if options and context is not None:
         sizes = {
-            category: 1 + max(map(len, encoder.tokenizer(texts, add_special_tokens=False).input_ids))
-            for category, texts in options.items()
+            (category, around): max(len(answer_tokens(encoder.tokenizer, text, around)) for text in options[category])
+            for category, around in {(e.example.category, e.around) for e in examples}
         }
-        longest = max(examples, key=lambda e: e.prompt + sizes[e.example.category])
-        size = sizes[longest.example.category]
-        if longest.prompt + size > context:
+        prompt, size = max(((e.prompt, sizes[e.example.category, e.around]) for e in examples), key=sum)
+        if prompt + size > context:
             raise FedKSeedError(
                 f"[evaluation] metrics: 'choice' puts each option after the prompt, and an option of {size:,} tokens "
-                f"after a prompt of {longest.prompt:,} is beyond the model's context of {context:,}: shorten the "
+                f"after a prompt of {prompt:,} is beyond the model's context of {context:,}: shorten the "
                 f"options, or leave out rows with long prompts by [evaluation] max_tokens = {max(1, context - size)}"
             )
     return HeldOut(examples, options, list(owners))

@@ -4,7 +4,7 @@ import datetime
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from string import Template
 from typing import Any, NamedTuple
@@ -334,4 +334,4 @@ def packed(texts: Sequence[Encoded], limit: int, tokenizer: Any) -> list[Encoded
 def cut(encoded: Encoded, limit: int) -> Encoded:
     """The first `limit` tokens of an example, as a tokenizer that truncates would give them."""
     earlier = tuple((begin, min(end, limit)) for begin, end in encoded.earlier if begin < limit)
-    return Encoded(encoded.tokens[:limit], min(encoded.prompt, limit), encoded.example, earlier)
+    return replace(encoded, tokens=encoded.tokens[:limit], prompt=min(encoded.prompt, limit), earlier=earlier)

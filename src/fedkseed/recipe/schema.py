@@ -98,7 +98,7 @@ class DataTable(Table):
     separator: Annotated[str, Field(max_length=64)] = "\n"  # between "### Response:" and the response
     # That a chat template writes as today's, as 2026-11-26; None: the day on which a run in one process begins.
     date: datetime.date | None = None
-    max_tokens: Count = 1024  # longer examples are left out
+    max_tokens: Count = 1024  # longer examples are left out; the context of the model, if that is smaller
     # A category, or a share of all rows; for data without the category of the default 0.1.
     held_out: Category | Annotated[float, Field(gt=0, lt=1)] = "summarization"
 
