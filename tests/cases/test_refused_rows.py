@@ -67,7 +67,7 @@ def test_a_clients_file_and_a_file_to_evaluate_on_have_the_same_answer(recipe_fo
     chat = {"max_tokens": 'max_tokens = 256\ntemplate = "chat"', "held_out": 'held_out = "none"'}
     recipe = load_recipe(recipe_for("alternate", [talk(k, TWICE if k in (4, 6) else USUAL) for k in range(20)], **chat))
     for read in (own_share, whole_set):
-        with pytest.raises(FedKSeedError, match=r"rows.jsonl: 2 faulty rows; .*line 5: .*line 7: "):
+        with pytest.raises(FedKSeedError, match=r"rows.jsonl.*line 5: .*line 7: "):
             read(recipe, alternate)
 
 
