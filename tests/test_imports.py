@@ -57,6 +57,7 @@ TESTED_IN = {
     "directions.numba_cpu.gguf": "models/test_quantised.py",
     "directions.numba_cpu.kernels": "directions/test_backends.py",
     "directions.numba_cpu.simd": "directions/test_backends.py",
+    "directions.numba_cpu.kept_kernels": "directions/test_kept_kernels.py",
     "directions.numba_cpu.threads": "directions/test_backends.py",
     "directions.numpy_any": "directions/test_families.py",
     "directions.pool": "directions/test_operations.py",

@@ -2,7 +2,11 @@
 
 import asyncio
 import json
+import math
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +17,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from typer.testing import CliRunner
 
+import fedkseed
 from fedkseed import FedKSeedError
+from fedkseed.cli import app
 from fedkseed.evaluation.evaluate import respond
+from fedkseed.evaluation.statistics import Evaluation, require_finite
 from fedkseed.models.load import load_model, load_tokenizer
+from fedkseed.run.store import Store
 from fedkseed.tuned import endpoint
 from fedkseed.tuned.load import open_tuned
+from fedkseed.weights.side_by_side import SideBySide
 
 from .tiny import llama, save, tokenizer
 
@@ -154,6 +164,18 @@ def test_an_answer_ends_at_the_last_of_the_model_s_positions_and_a_prompt_that_f
         respond(model, of, [texts[0], (texts[2] * 2)[:32]], 4)
 
 
+def test_two_answers_in_turns_leave_a_model_its_settings(tiny_model: Callable[[str], Path]) -> None:
+    model, of = load_model(str(tiny_model("penalty"))), load_tokenizer(str(tiny_model("penalty")))
+    prompts, before = of(list(PROMPTS)).input_ids, model.generation_config.to_dict()  # pyright: ignore
+    right = [respond(model, of, [prompt], 8) for prompt in prompts]
+    turns = SideBySide()
+    hook = model.register_forward_pre_hook(lambda *_: turns.ask() and None)
+    waiting = iter(prompts)
+    assert turns.run(lambda: respond(model, of, [next(waiting)], 8), prompts, lambda prompt: None) == right
+    hook.remove()
+    assert model.generation_config.to_dict() == before  # pyright: ignore
+
+
 def test_the_endpoint_is_greedy_unless_a_request_is_not_and_writes_no_more_than_positions_hold(
     tiny_model: Callable[[str], Path],
 ) -> None:
@@ -179,3 +201,82 @@ def test_the_endpoint_is_greedy_unless_a_request_is_not_and_writes_no_more_than_
     sampled = [written(max_tokens=12, temperature=1.5, seed=seed) for seed in (1, 1, 2)]
     assert sampled[0] == sampled[1] != sampled[2]
     assert right not in sampled
+
+
+ROWS = [{"instruction": f"What is {i} plus {i}?", "response": f"It is {2 * i}."} for i in range(20)]
+
+
+def test_a_base_model_without_a_finite_loss_ends_a_run_after_its_first_evaluation(
+    recipe_for: Callable[..., Path], tmp_path: Path
+) -> None:
+    recipe = recipe_for("overflow", ROWS)
+    recipe.write_text(recipe.read_text().replace("[data]", 'dtype = "float16"\n[data]'))
+    ended = CliRunner().invoke(app, ["run", str(recipe), "--output", str(tmp_path / "run")])
+    assert ended.exit_code == 2
+    assert "no finite loss on 4 of 4 held-out rows (row 1: nan): float16 ends at 65,504" in ended.stderr
+    assert "set [model] dtype = 'bfloat16'" in ended.stderr
+    assert not (tmp_path / "run" / "adapter.safetensors").exists()
+    assert Store(tmp_path / "run").reports() == []
+    searched = CliRunner().invoke(app, ["tune", str(recipe), "--minutes", "0.1"])
+    assert searched.exit_code == 2
+    assert "has no finite loss on 16 of 16 training rows" in searched.stderr
+
+
+def test_eval_refuses_rows_without_a_finite_loss(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    folder = shutil.copytree(tiny_model("overflow"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
+    ended = CliRunner().invoke(app, ["eval", str(folder), "--data", str(tmp_path / "rows.jsonl")])
+    assert ended.exit_code == 2
+    assert "the tuned model has no finite loss on 20 of 20 held-out rows" in ended.stderr
+
+
+def test_one_row_without_a_finite_loss_is_named_and_not_averaged() -> None:
+    own = Evaluation([1.0, math.inf, math.nan])
+    with pytest.raises(FedKSeedError, match=r"M has no finite loss on 2 of 3 held-out rows \(row 2: inf\): look at"):
+        require_finite(own, "M", "bfloat16")
+    with pytest.raises(FedKSeedError, match="1 of 2 held-out rows of clients"):
+        require_finite(Evaluation([1.0], sets={"clients": Evaluation([2.0, math.nan])}), "M", "float32")
+    require_finite(Evaluation([1.0], sets={"clients": Evaluation([2.0])}), "M", "float32")
+
+
+def test_tune_of_a_model_whose_losses_are_not_finite_is_refused_and_leaves_the_model() -> None:
+    model = torch.nn.Linear(4, 1)
+    before = model.weight.clone()
+    with pytest.raises(FedKSeedError, match="none of the 6 steps of the first 3 rounds had a finite loss"):
+        fedkseed.tune(
+            model,
+            lambda model, batch: model(batch).mean() * math.nan,
+            [[torch.ones(2, 4)]],
+            fedkseed.LocalWork(rounds=20, steps=2, lr=1e-2, eps=1e-3),
+            pool=fedkseed.Pool(1, 64),
+        )
+    assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("charset", ["ascii", "latin-1", "cp1252", "utf-8"])
+def test_letters_that_a_terminal_lacks_end_no_command_and_break_no_json(
+    charset: str, recipe_for: Callable[..., Path]
+) -> None:
+    letters = "µ ± \N{CJK UNIFIED IDEOGRAPH-6771}"
+    rows = [{"instruction": f"{letters} {i}", "response": "é", "category": letters} for i in range(12)]
+    recipe, runner = recipe_for("plain", rows), CliRunner(charset=charset)
+    shown = runner.invoke(app, ["preview", str(recipe)], catch_exceptions=False)
+    assert shown.exit_code == 0
+    assert letters.encode(charset, "backslashreplace") in shown.stdout_bytes
+    table = runner.invoke(app, ["preview", str(recipe), "--json"], catch_exceptions=False)
+    assert letters in json.loads(table.stdout_bytes.decode(charset))["clients"][0]["categories"]
+
+
+def test_rouge_is_there_for_a_user_without_a_home() -> None:
+    code = (
+        "import pwd\n"
+        "def nobody(user): raise KeyError(user)\n"
+        "pwd.getpwuid = nobody\n"
+        "from fedkseed.evaluation.metrics import rouge_l\n"
+        "print(rouge_l('a dog', 'a dog'))"
+    )
+    bare = {name: value for name, value in os.environ.items() if name != "HOME"}
+    ended = subprocess.run([sys.executable, "-c", code], env=bare, capture_output=True, text=True, check=False)
+    assert ended.stdout == "1.0\n", ended.stderr

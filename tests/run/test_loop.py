@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError, KSeed, LocalWork, Pool, Run, State, Upload, encode, resume, run_round, start
-from fedkseed.evaluation.statistics import Evaluation
+from fedkseed.evaluation.statistics import NOT_EVALUATED, Evaluation
 from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.round import Report
 from fedkseed.run.loop import UNDONE, Federation, Finished, Result
@@ -201,9 +201,30 @@ def test_a_guard_looks_at_the_last_round_too_and_lets_small_rises_pass(tmp_path)
     assert guarded(tmp_path / "other", {0: 7.9, 2: 7.6, 4: 8.0, 6: 7.7}, 0.5).reports
 
 
-def test_a_guard_says_so_where_the_base_model_has_no_loss(tmp_path):
-    with pytest.raises(FedKSeedError, match=r"the base model's held-out loss is nan, and .* has nothing to go back to"):
-        guarded(tmp_path / "run", {0: math.nan, 2: 7.6}, 0.5)
+class Unscored:
+    """An evaluator without held-out rows."""
+
+    def evaluate(self, state, what, write) -> Evaluation:
+        return NOT_EVALUATED
+
+    def finish(self, state, store) -> Finished:
+        raise AssertionError("an adapter of zeros is written")
+
+
+@pytest.mark.parametrize(("rounds", "steps"), [(2, 4), (9, 6)])
+def test_a_run_of_whose_first_rounds_no_step_has_a_finite_loss_is_no_success(tmp_path, rounds, steps):
+    recipe = parse({"model": {"name": "none"}, "training": {"rounds": rounds}})
+    run = Run(Pool(1, 8, "hadamard"), bytes(32))
+    strategy = KSeed.make(Settings(run, LocalWork(rounds=rounds, steps=2), wire="exact"))
+
+    def next_round(state, state_after, broadcasts):
+        upload = Upload(run, state.round, 5, 1, math.nan, np.full(2, np.nan, np.float32))
+        return run_round(strategy, state, [5], lambda sent: [(5, encode(upload))])
+
+    federation = Federation(recipe, strategy, {"a": "b"}, next_round, Unscored())
+    first = f"nothing was learned: none of the {steps} steps of the first {steps // 2} rounds"
+    with pytest.raises(FedKSeedError, match=first):
+        synthetic.carry_on(tmp_path / "run", recipe.to_toml(), federation)
 
 
 def test_resuming_a_finished_run_changes_nothing(recipe, undisturbed, tmp_path):

@@ -268,7 +268,7 @@ def eval(
 
 def _eval_run(directory: Path, model: str | None, after: int | None, as_json: bool) -> None:
     """Evaluate the model of a run after some rounds, on the run's held-out sets."""
-    from ..evaluation.statistics import NOT_EVALUATED, Evaluation, gains, gains_table
+    from ..evaluation.statistics import NOT_EVALUATED, Evaluation, gains, gains_table, require_finite
     from ..report.results import print_gains, print_scores, sets_table
     from ..run.simulation import Simulation
     from ..run.start_and_resume import with_model
@@ -285,6 +285,7 @@ def _eval_run(directory: Path, model: str | None, after: int | None, as_json: bo
         if state is None:
             raise FedKSeedError(f"{directory} has no finished round yet")
         scores = simulation.federation.evaluator.evaluate(state, "held-out examples", True)
+    require_finite(scores, f"the model after {state.round} rounds", recipe.model.dtype)
     base = Evaluation.of(before) if (before := store.evaluations().get(0)) else NOT_EVALUATED
     clients = gains(base, scores)
     if as_json:

@@ -192,7 +192,7 @@ def join(
     or a function of this machine, and no program that the server sends is run. A recipe that asks for more is refused:
     the server gets one word, as "policy" or "data", and worker.log in the --state directory says why. asked.jsonl there
     has every recipe that was asked for. A lost connection is made again, also after this command was killed and called
-    again.
+    again. The proxy of HTTPS_PROXY is used, but for what NO_PROXY names and this machine.
     """
     require_packages("HTTPS needs", *PACKAGES)
     from ..network.https.join import HttpsClient, WorkerDesk

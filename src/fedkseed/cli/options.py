@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 from functools import wraps
 from importlib.util import find_spec
+from io import TextIOWrapper
 from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,6 +48,8 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
     def command(*args: Any, quiet: bool, verbose: bool, **options: Any) -> None:
         # progress bars of transformers would run into ours, and into the one line of an error
         environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        if isinstance(sys.stdout, TextIOWrapper):  # texts of users, where a terminal or a log lacks their letters
+            sys.stdout.reconfigure(errors="backslashreplace")
         level = QUIET if quiet else VERBOSE if verbose else USUAL
         with showing(level, options.get("as_json", False)):
             try:

@@ -126,7 +126,7 @@ def reproduce(
         if folder is None:
             console.print("this part is finished; once all parts are, the command without --part writes the table")
         else:
-            console.print((folder / "table.md").read_text(), highlight=False)
+            console.print((folder / "table.md").read_text(encoding="utf-8"), highlight=False)
             say(f"written to {folder}")
     if as_json:
         print_json(documents)

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from copy import copy
 from typing import Any
 
 import torch
@@ -132,15 +133,15 @@ def respond(
     padding: dict[str, Any] = {"batch_first": True, "padding_side": "left"}  # an answer continues its prompt
     tokens = pad_sequence(texts, padding_value=tokenizer.pad_token_id, **padding)
     mask = pad_sequence([torch.ones_like(text) for text in texts], **padding)
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    own, settings = inner.generation_config, greedy(model, tokenizer, ends, rooms[0])
-    with warnings.catch_warnings() if virtual else nullcontext():  # two answers in turns would restore each other's
+    # Two answers in turns would restore each other's settings: but for peft's, a copy that shares the weights answers.
+    answering, inner = (model, model.get_base_model()) if hasattr(model, "get_base_model") else [copy(model)] * 2
+    own, inner.generation_config = inner.generation_config, greedy(model, tokenizer, ends, rooms[0])
+    asked = {"input_ids": tokens.to(model.device), "attention_mask": mask.to(model.device)}
+    with warnings.catch_warnings() if virtual else nullcontext():  # which turns would restore, too
         if virtual:  # peft's: no position ids are needed
             warnings.filterwarnings("ignore", "Position ids are not supported")
-        try:
-            inner.generation_config = settings  # what an argument does not set, as penalties, comes from there
-            asked = {"input_ids": tokens.to(model.device), "attention_mask": mask.to(model.device)}
-            output = model.generate(**asked, generation_config=settings)
+        try:  # what an argument does not set, as penalties, would come from the model's own settings
+            output = answering.generate(**asked, generation_config=inner.generation_config)
         finally:
             inner.generation_config = own
     return tokenizer.batch_decode(output[:, tokens.shape[1] :], skip_special_tokens=True)

@@ -1,5 +1,6 @@
 """The metrics beside the loss, as functions of predictions or of written answers: docs/evaluation.md."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,6 +83,8 @@ def rouge_l(reference: str, output: str, package: str = "rouge-score") -> float:
     output scores 0.
     """
     if package == "rouge-score":
+        if os.path.expanduser("~") == "~":  # nobody's home, without which NLTK can't be imported
+            os.environ["HOME"] = os.sep
         from rouge_score.rouge_scorer import RougeScorer  # brings NLTK and SciPy: more than a second of each process
 
         return RougeScorer(["rougeL"]).score(reference, output)["rougeL"].fmeasure

@@ -4,13 +4,15 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import comb, inf, sqrt
+from math import comb, inf, isfinite, sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..errors import FedKSeedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,25 @@ class Evaluation:
         for set_name, evaluation in self.sets.items():
             means |= {named(set_name, name): mean for name, mean in evaluation.means.items()}
         return means
+
+
+def require_finite(evaluation: Evaluation, model: str, dtype: str, kind: str = "held-out rows") -> None:
+    """Refuse scores of a model that has no finite loss on some rows: no mean says anything of the others.
+
+    Raises:
+        FedKSeedError: the number of such rows, of one set, and the first of them.
+    """
+    for name, scores in evaluation.every.items():
+        faulty = [k for k, loss in enumerate(scores.losses) if not isfinite(loss)]
+        if not faulty:
+            continue
+        rows = f"{len(faulty)} of {len(scores.losses)} {kind}" + f" of {name}" * bool(name)
+        advice = "look at the model's weights, and at these rows; `fedkseed preview` shows what is counted of a row"
+        if dtype == "float16":
+            advice = "float16 ends at 65,504, which activations pass: set [model] dtype = 'bfloat16', or 'float32'"
+        raise FedKSeedError(
+            f"{model} has no finite loss on {rows} (row {faulty[0] + 1}: {scores.losses[faulty[0]]}): {advice}"
+        )
 
 
 NOT_EVALUATED = Evaluation([])  # the result of a party without held-out data

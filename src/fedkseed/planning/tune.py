@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import FedKSeedError
 from ..evaluation.evaluate import evaluate
-from ..evaluation.statistics import Estimate, paired_change
+from ..evaluation.statistics import Estimate, Evaluation, paired_change, require_finite
 from ..randomness import Purpose, generator
 from ..recipe.algorithms import algorithm_of
 from ..recipe.schema import Recipe
@@ -193,6 +193,7 @@ def try_rates(simulation: Simulation, tuning: Tuning, until: float, clock: Clock
     recipe, bench, longest = simulation.recipe, Bench(simulation), 0.0
     strategy = _with_settings(recipe, simulation.strategy, steps=tuning.steps, eps=tuning.eps or recipe.training.eps)
     tuning.before = bench.losses(strategy.server.init(), "training examples, base model")
+    require_finite(Evaluation(tuning.before), recipe.model.name, recipe.model.dtype, "training rows")
     for lr in rates(tuning, tuning.recipe_lr):
         begin = clock()
         tuning.spent = begin + longest > until

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,7 +35,8 @@ def say(text: str) -> None:
 
 def print_json(document: Any) -> None:
     """Print one JSON document on stdout: numbers that are not finite are null, objects are text."""
-    print(json.dumps(finite(document), indent=1, ensure_ascii=False, default=str))
+    utf = "utf" in (sys.stdout.encoding or "utf").lower()
+    print(json.dumps(finite(document), indent=1, ensure_ascii=not utf, default=str))
 
 
 def finite(value: Any) -> Any:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..errors import FedKSeedError
 from ..evaluation.statistics import Evaluation, paired_change, title_of
 from ..recipe import schema
 from ..recipe.schema import VALIDATION
@@ -61,6 +62,26 @@ def suspicious(losses: Sequence[float | None], evaluated: int) -> bool:
     if len(of_rounds) - evaluated < ROUNDS or len(of_rounds) <= ROUNDS or not math.isfinite(of_rounds[0]):
         return False
     return not any(loss <= of_rounds[0] + RISE for loss in of_rounds[-ROUNDS:])  # NaN is not
+
+
+def require_movement(rounds: Sequence[tuple[float | None, int]], planned: int) -> None:
+    """Refuse a run whose first rounds had no step with a finite loss: its model would be the base model for ever.
+
+    Args:
+        rounds: the loss of each round so far, and the number of its steps that were left out.
+        planned: number of rounds of the whole run.
+
+    Raises:
+        FedKSeedError: that is so after `ROUNDS` rounds, or after all if they are fewer.
+    """
+    if len(rounds) != min(ROUNDS, planned):
+        return
+    if all(skipped and (loss is None or not math.isfinite(loss)) for loss, skipped in rounds):
+        raise FedKSeedError(
+            f"nothing was learned: none of the {sum(skipped for _, skipped in rounds):,} steps of the first "
+            f"{len(rounds)} rounds had a finite loss, or one that a step changes. With float16 take bfloat16 or "
+            "float32; else look at the model's weights and at the training rows"
+        )
 
 
 def lowers_loss(recipe: schema.Recipe) -> bool:

@@ -3,7 +3,6 @@
 This module does not import PyTorch: a server that only aggregates needs none.
 """
 
-import math
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +16,13 @@ from numpy.typing import NDArray
 
 from ..directions.factors import Basis
 from ..errors import FedKSeedError
-from ..evaluation.statistics import NOT_EVALUATED, Evaluation, Gain, gains
+from ..evaluation.statistics import NOT_EVALUATED, Evaluation, Gain, gains, require_finite
 from ..recipe.rules import Where, broken_rules
 from ..recipe.schema import Recipe
 from ..round import Broadcasts, Report
 from ..strategy import COEFFICIENTS, ServerPart, Strategy
 from ..weights.adapter import Adapter
-from .best_round import best_round, diverged, exhausted, lowers_loss, lowest_round, suspicious
+from .best_round import best_round, diverged, exhausted, lowers_loss, lowest_round, require_movement, suspicious
 from .digest_chain import Receipt
 from .privacy_plan import about, exhausted_budget, spent
 from .progress import Progress, Silent
@@ -115,6 +114,7 @@ def work(store: Store, federation: Federation) -> Result:
     broadcasts = Broadcasts(server, 2 + federation.reach if server.weights == COEFFICIENTS else 1)
     state = _opened(store, federation, broadcasts)
     before = _evaluated(store, federation, server.init())
+    require_finite(before, federation.recipe.model.name, federation.recipe.model.dtype)
     state = _rounds(store, federation, broadcasts, state)
     del broadcasts  # those of weights are as large as the model
     after = _evaluated(store, federation, state)
@@ -156,11 +156,11 @@ def _opened(store: Store, federation: Federation, broadcasts: Broadcasts[Any]) -
 def _rounds(store: Store, federation: Federation, broadcasts: Broadcasts[Any], state: Any) -> Any:
     """Do the remaining rounds, each committed before the next, until the last or a reason to stop; the last state."""
     recipe, settings, server = federation.recipe, federation.recipe.evaluation, federation.strategy.server
-    losses: list[float | None] = [report["loss"] for report in store.reports()]
+    rounds: list[tuple[float | None, int]] = [(report["loss"], report["skipped"]) for report in store.reports()]
     last_evaluated = max(store.evaluations(), default=0)
     warned, ended, by_loss = False, None, lowers_loss(recipe)
     while state.round < recipe.training.rounds:
-        due = settings.every and state.round % settings.every == 0
+        due, losses = settings.every and state.round % settings.every == 0, [loss for loss, _ in rounds]
         # A run may have been stopped after an evaluation, and before it was judged.
         if due or state.round == last_evaluated or (by_loss and suspicious(losses, last_evaluated)):
             last_evaluated = state.round
@@ -181,8 +181,10 @@ def _rounds(store: Store, federation: Federation, broadcasts: Broadcasts[Any], s
         if settings.best is not None and (best := best_round(settings, store.evaluations())) is not None:
             keep.add(best)  # without a choice, the evaluations are not read every round
         store.commit(state, report, keep, federation.receipts(), _announced(broadcasts, state))
-        losses.append(report.loss)
         federation.progress.round_done(report)
+        rounds.append((report.loss, report.skipped))
+        if recipe.training.objective == "loss":  # answers may score the same for long
+            require_movement(rounds, recipe.training.rounds)
     return state
 
 
@@ -222,17 +224,12 @@ def _guard(store: Store, federation: Federation, done: int, evaluation: Evaluati
     """Go back to the last good round where the held-out loss has risen more than `[trust] guard` over its lowest.
 
     Raises:
-        FedKSeedError: it has, and the reports of what was undone are the fact UNDONE; or the base model has none.
+        FedKSeedError: it has, and the reports of what was undone are the fact UNDONE.
     """
     limit = federation.recipe.trust.guard
     if limit is None or not evaluation.losses:
         return
     losses = {rounds: float(np.mean(table["losses"])) for rounds, table in store.evaluations().items()}
-    if not math.isfinite(losses[0]):
-        raise FedKSeedError(
-            f"the base model's held-out loss is {losses[0]}, and [trust] guard has nothing to go back to: look at the "
-            "model and the held-out rows, or leave guard out"
-        )
     loss, lowest = losses[done], float(np.nanmin([*losses.values()]))
     if loss <= lowest + limit:
         return

@@ -15,6 +15,7 @@ from ..local.client import Client
 from ..local.work import LocalWork
 from ..randomness import Purpose, generator, pool_key
 from ..round import Report, answer, decode_once, run_round
+from ..run.best_round import ROUNDS, require_movement
 from ..run.cohort import cohort
 from ..strategies.kseed import KSeed, State
 from ..strategy import Settings
@@ -158,7 +159,7 @@ def tune(
         options: further arguments of `Parties`: pool, tuned, mode, seed, basis, wire.
 
     Raises:
-        FedKSeedError: an argument is out of range, or the numbers diverge; the model is w_0 again.
+        FedKSeedError: an argument is out of range, no loss is finite, or the numbers diverge; the model is w_0 again.
 
     Example:
         tuned = fedkseed.tune(model, loss, batches, fedkseed.LocalWork(rounds=20, steps=20, lr=1e-2))
@@ -170,6 +171,7 @@ def tune(
             state, report = run_round(parties.strategy, state, parties.cohort(number, size), parties.transport)
             reports.append(report)
             on_round(report)
+            require_movement([(report.loss, report.skipped) for report in reports[: ROUNDS + 1]], local.rounds)
         return Tuned(state, reports, parties.finish(state))
     except BaseException:
         parties.release()

@@ -28,6 +28,7 @@ from ..files import border
 from ..local.schedules import require_settings
 from ..local.work import LocalWork
 from ..round import Report, run_round
+from ..run.best_round import ROUNDS, require_movement
 from ..weights.adapter import NAME, Adapter
 from . import checkpoints
 from .arguments import require_obeyed, schedule
@@ -242,6 +243,8 @@ class Trainer:
             cohort = parties.cohort(number, plan.cohort)
             training.server, report = run_round(parties.strategy, training.server, cohort, parties.transport)
             training.reports.append(report)
+            first = [(report.loss, report.skipped) for report in training.reports[: ROUNDS + 1]]
+            require_movement(first, plan.local.rounds)
             training.tally.add_(report)
             state.global_step += 1
             state.epoch = state.global_step / plan.steps_an_epoch

@@ -8,7 +8,7 @@ from torch import nn
 from ..data.federated import whole_set
 from ..evaluation.evaluate import evaluate
 from ..evaluation.metrics import metrics_of
-from ..evaluation.statistics import NOT_EVALUATED, Evaluation
+from ..evaluation.statistics import NOT_EVALUATED, Evaluation, require_finite
 from ..recipe import schema
 from ..recipe.own_code import absolute
 from ..recipe.reading import typed
@@ -40,7 +40,7 @@ def measure(
         max_tokens: longer examples are left out; None: the run's limit.
 
     Raises:
-        FedKSeedError: the data or a model can't be read, or no metric has a name.
+        FedKSeedError: the data or a model can't be read, no metric has a name, or a loss is not finite.
     """
     recipe = tuned.store.load_recipe() if tuned.store is not None else schema.Recipe(model=schema.ModelTable(name=""))
     table = recipe.evaluation.model_dump(include={"rouge", "max_new_tokens", "batch_size"})
@@ -57,9 +57,11 @@ def measure(
 
     def scores(model: nn.Module, what: str) -> Evaluation:
         progress.begin(what, asked.work(held_out.examples, answers))
-        return evaluate(
+        evaluation = evaluate(
             model, tokenizer, held_out.examples, metrics=asked, generated=answers, on_progress=progress.advance, **sizes
         )
+        require_finite(evaluation, f"the {what}", tuned.dtype)
+        return evaluation
 
     before = scores(tuned.load_base(), "base model") if beside_base else NOT_EVALUATED
     return before, scores(tuned.load(), "tuned model")

@@ -10,6 +10,7 @@ written once.
     simd.py        vectors, tiles, and weights of each type
     gguf.py        quantised weights
     threads.py     threads that run the kernels
+    kept_kernels.py    where they are kept on disk
 """
 
 from collections.abc import Iterable, Sequence

@@ -20,7 +20,9 @@ from numba import extending, njit, types
 from numba.core import cgutils
 from numba.extending import models, overload, register_model
 
-kernel = njit(nogil=True, cache=True, fastmath=False, error_model="numpy")
+from .kept_kernels import kept
+
+kernel = kept(njit, nogil=True, fastmath=False, error_model="numpy")
 # Inlined before LLVM sees it, so that vectors stay in registers.
 inlined = njit(inline="always", fastmath=False, error_model="numpy")
 

@@ -6,7 +6,6 @@ take twice as long. GNU OpenMP lets anyone run a C function on its team.
 """
 
 import ctypes
-import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,29 +18,26 @@ import torch
 from numba import cfunc, types
 from numpy.typing import NDArray
 
+from .kept_kernels import HERE, kept, sources
+
 
 @cache
 def forget_stale_kernels() -> None:
-    """Delete kernels on disk that were compiled from other versions of these sources.
-
-    Numba looks only at the file of the function that is called, not at those it calls.
-    """
-    folder = Path(__file__).parent
-    sources = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()
-    stamp = folder / "__pycache__" / "kernels.sha256"
-    with suppress(OSError):  # a folder that can't be written to: Numba keeps its files elsewhere, or none
-        if not stamp.exists() or stamp.read_text() != sources:
+    """Delete kernels beside the sources that were compiled from other versions of these."""
+    stamp = HERE / "__pycache__" / "kernels.sha256"
+    with suppress(OSError):  # a folder that can't be written to: kernels are kept elsewhere
+        if not stamp.exists() or stamp.read_text() != sources():
             for path in stamp.parent.glob("*.nb?"):
                 path.unlink(missing_ok=True)
             stamp.parent.mkdir(exist_ok=True)
-            stamp.write_text(sources)
+            stamp.write_text(sources())
 
 
 @cache
 def compiled(function: Callable[[int], None]) -> Any:
     """The C function of a kernel that takes a job's address; compiled when first used, then kept on disk."""
     forget_stale_kernels()
-    return cfunc(types.void(types.int64), cache=True)(function)
+    return kept(cfunc, types.void(types.int64))(function)
 
 
 def run(function: Any, job: NDArray, threads: int) -> None:

@@ -35,6 +35,7 @@ from ..protocol.server.request_limits import Quota
 from .browser_page import IMMUTABLE, Page
 from .connections import PROOF, Connections, RequestError
 from .task_files import DIGEST, KEY
+from .way_out import WayOut
 
 LONGEST = 240.0  # seconds for which a request waits: proxies and home routers drop what is silent for five minutes
 PATIENCE = 10.0  # seconds between two parts of a body
@@ -209,7 +210,7 @@ def serving(app: Starlette, host: str, port: int, tls: ssl.SSLContext | None, **
 
 def http_client(tls: ssl.SSLContext, timeout: float, connections: int | None = None, url: str = "") -> httpx.Client:
     """A client that keeps its connections open, and sends none of httpx's headers: they are most of an idle hour's
-    bytes.
+    bytes. Of the environment it obeys proxies alone (way_out.py).
 
     Args:
         timeout: seconds between two signs of life of a server.
@@ -217,7 +218,7 @@ def http_client(tls: ssl.SSLContext, timeout: float, connections: int | None = N
         url: of all its requests.
     """
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=None)
-    client = httpx.Client(base_url=url, verify=tls, limits=limits, timeout=timeout, trust_env=False)
+    client = httpx.Client(base_url=url, transport=WayOut(tls, limits), timeout=timeout, trust_env=False)
     for name in ("accept", "accept-encoding", "user-agent", "connection"):
         del client.headers[name]
     return client

@@ -31,6 +31,7 @@ from ..protocol.signatures import fingerprint, private_key, sign
 from .app import http_client
 from .connections import HELLO
 from .task_files import LARGEST, Stub
+from .way_out import through
 
 BEAT = 15.0  # seconds between two signs of life while the worker computes
 TIMEOUT = 60.0  # seconds for a request that does not wait
@@ -210,6 +211,7 @@ class HttpsClient:
         parsed = httpx.URL(self.url)
         if parsed.scheme != "https" or not parsed.host or parsed.path != "/":
             raise FedKSeedError(f"a server is https://HOST:PORT, got {url!r}")
+        self.by = through(self.url)
         private = private_key(key)
         try:
             tls = ssl.create_default_context(cafile=str(ca))
@@ -232,7 +234,7 @@ class HttpsClient:
             self.desk.open()  # where it fails, a worker that outlived this process goes on
             stack.enter_context(closing(self.desk))
             stack.enter_context(self.session.http)
-            say(f"connecting to {self.url}; logs are in {self.directory}")
+            say(f"connecting to {self.url}{self.by}; logs are in {self.directory}")
             pause, noted = FIRST, ""
             while True:
                 try:
@@ -242,7 +244,9 @@ class HttpsClient:
                 except SessionError as ended:
                     text = str(ended)
                 except httpx.TransportError as error:
-                    text = f"no answer from {self.url} ({error or type(error).__name__}): is the server running?"
+                    text = (
+                        f"no answer from {self.url}{self.by} ({error or type(error).__name__}): is the server running?"
+                    )
                 self._say_gain(say)
                 if text != noted:
                     say(f"{text}; trying again until it answers")

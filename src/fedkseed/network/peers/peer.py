@@ -20,6 +20,7 @@ from ...recipe.rules import Where, require_legal
 from ...recipe.schema import Recipe
 from ...weights.adapter import NAME as TUNED
 from ...weights.adapter import Adapter
+from ..https.way_out import through
 from ..protocol.client.recipe_consent import Owner, RecipeJournal
 from ..protocol.client.training_client import TrainingClient, load_client
 from ..protocol.client.worker import batch_secret, follow_recipe
@@ -116,6 +117,9 @@ def run(recipe: Recipe, files: PeerFiles, owner: Owner, listen: tuple[str, int],
             with closing(gossip), serving_uploads(app, store, *listen, server_tls):
                 say(f"run {rule.run.hex()[:16]}: listening on port {listen[1]} of {listen[0]}")
                 others = len(addresses.current().keys() - {number})
+                for peer, address in sorted(addresses.current().items()):
+                    if peer != number and (by := through(address)):
+                        say(f"peer {peer} is reached{by}")
                 say(f"{gossip.meet_all()} of {others} others answer, {len(store.counting())} uploads are here")
                 gossip.start()
                 training.until_the_end(gossip.push, quiet)
