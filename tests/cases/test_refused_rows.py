@@ -82,7 +82,12 @@ def test_refused_and_kept_rows_are_all_rows(tmp_path_factory, tiny_model, altern
         'leave_out_faulty = true\n[clients]\nsplit = "even"\ncount = 1\ncohort = 1\nmin_examples = 1\n'
         '[evaluation]\nexamples = "all"\n'
     )
-    shares = share_out(load_recipe(folder / "recipe.toml"), alternate)
+    try:
+        shares = share_out(load_recipe(folder / "recipe.toml"), alternate)
+    except FedKSeedError as error:  # by chance all rows that are held out
+        if "no row of the set 'held-out' is left" not in str(error):
+            raise
+        return
     wrong = sum(roles in (GREETED, TWICE) for roles in kinds)
     assert len(shares.clients[0]) + len(shares.held_out) == len(rows) - wrong
     assert (f"{wrong} faulty row" in shares.notes[0]) == bool(wrong)

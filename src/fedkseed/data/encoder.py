@@ -101,9 +101,10 @@ class Encoder:
             FedKSeedError: it refuses all rows, or some whose owner has not asked to leave them out.
         """
         new, refused = {row.example for row in rows} - self._encoded.keys(), self.refused(rows)
+        all_of_them = len(rows) == len(refused) > 1 and all(row.example in new for row in rows)
         for row, error in refused:
             fault = FedKSeedError(f"{_place(row)}: {error}")
-            if row.file is None or len(rows) == len(refused) > 1:  # all: it is the template, and not a row
+            if row.file is None or all_of_them:  # it is the template, and not a row
                 raise fault
             if row.example in new:
                 row.file.add_fault(fault)
