@@ -1,23 +1,33 @@
 """What a model's files hold is what is loaded, and what was tuned is what is exported."""
 
+import errno
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from fedkseed.errors import FedKSeedError
-from fedkseed.models.load import load_model, load_tokenizer
+from fedkseed.models.load import load_model, load_tokenizer, save_model
+from fedkseed.models.peft_adapters import load_adapters
+from fedkseed.recipe.reading import load_recipe
+from fedkseed.run.start_and_resume import start
+from fedkseed.tuned.export import export
 from fedkseed.tuned.gguf import write_gguf
+from fedkseed.tuned.load import open_tuned
 
-from .tiny import llama
+from .tiny import llama, save, tokenizer
 
 TOKENS = torch.arange(400).repeat(1, 2) % 700
 STORAGES = ("dense", "as stored")
@@ -259,3 +269,265 @@ def test_positions_scaled_by_fields_are_used_or_refused(
         else:
             expected = llama(801, rope_parameters={"rope_theta": 1e4, **rope})
             assert torch.equal(logits(load_model(file, storage=storage)), logits(expected))
+
+
+DIMENSIONS = {"vocab_size": 801, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+GATED = {**DIMENSIONS, "intermediate_size": 96, "num_key_value_heads": 2}
+GPT = {"vocab_size": 801, "n_embd": 64, "n_layer": 2, "n_head": 4}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "Llama": GATED,
+    "Mistral": GATED,
+    "Qwen2": GATED,
+    "Qwen3": {**GATED, "head_dim": 32},
+    "Gemma": {**GATED, "head_dim": 16},
+    "Gemma2": {**GATED, "head_dim": 16},
+    "Gemma3Text": {**GATED, "head_dim": 16},
+    "Phi": GATED,
+    "Phi3": {**GATED, "pad_token_id": 0},
+    "GPT2": GPT,
+    "GPTJ": {**GPT, "rotary_dim": 8},
+    "GPTNeoX": {**DIMENSIONS, "intermediate_size": 96},
+    "OPT": {**DIMENSIONS, "ffn_dim": 96, "word_embed_proj_dim": 64},
+    "Falcon": DIMENSIONS,
+    "Bloom": {"vocab_size": 801, "hidden_size": 64, "n_layer": 2, "n_head": 4},
+    "StableLm": GATED,
+    "Olmo2": GATED,
+    "Cohere": GATED,
+    "Granite": GATED,
+    "Mamba": {"vocab_size": 801, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
+    "Mixtral": {**GATED, **EXPERTS},
+}
+WITHOUT_LORA = {"Mamba": "A_log", "Mixtral": "experts"}  # a tensor that LoRA can't hold
+GGUF_KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3")
+ROWS = [{"instruction": f"Say {number}", "response": f"The word is {number * 7}."} for number in range(24)]
+Runner: TypeAlias = Callable[..., Path]
+
+
+@pytest.fixture
+def run_of(recipe_for: Callable[..., Path], tmp_path: Path) -> Runner:
+    """A finished run of one round on a model's folder or file."""
+
+    def run(model: Path, family: str = "hadamard", storage: str = "dense", **lines: str) -> Path:
+        named = {
+            "name": f"name = {json.dumps(str(model))}\nstorage = {json.dumps(storage)}",
+            "size": f'size = 64\nfamily = "{family}"',
+        }
+        recipe = recipe_for("plain", ROWS, **named, rounds="rounds = 1", **lines)
+        start(load_recipe(recipe), tmp_path / f"run-{family}")
+        return tmp_path / f"run-{family}"
+
+    return run
+
+
+def model_of(kind: str, folder: Path) -> Path:
+    of = tokenizer()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        special = {"bos_token_id": 800, "eos_token_id": 800, "pad_token_id": None}
+        config = getattr(transformers, f"{kind}Config")(**special | ARCHITECTURES[kind])
+        model = AutoModelForCausalLM.from_config(config).requires_grad_(False)
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    model.save_pretrained(folder)
+    of.save_pretrained(folder)
+    return folder
+
+
+def is_near(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).abs().max() < 1e-4 * other.std())
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set")  # peft's, of GPT-2's head
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_other_programs_load_what_was_tuned(kind: str, run_of: Runner, tmp_path: Path) -> None:
+    base = model_of(kind, tmp_path / "base")
+    run = run_of(base)
+    tuned, untuned = logits(open_tuned(run).load()), logits(load_model(str(base)))
+    assert not is_near(tuned, untuned)
+    export(open_tuned(run), tmp_path / "hf")
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()), tuned)
+    if kind in GGUF_KINDS:
+        export(open_tuned(run), tmp_path / "gguf", "gguf", kind="f32")
+        assert is_near(logits(load_model(str(tmp_path / "gguf" / "model-f32.gguf"))), tuned)
+    else:
+        with pytest.raises(FedKSeedError, match=r"can't be written as GGUF, only llama, mistral"):
+            export(open_tuned(run), tmp_path / "gguf", "gguf")
+    run = run_of(base, "separable")
+    if kind in WITHOUT_LORA:
+        with pytest.raises(FedKSeedError, match=f"{WITHOUT_LORA[kind]}.* was tuned, and LoRA can't hold it"):
+            export(open_tuned(run), tmp_path / "peft", "peft")
+    else:
+        export(open_tuned(run), tmp_path / "peft", "peft")
+        adapted = load_adapters(load_model(str(base)), str(tmp_path / "peft"))
+        assert is_near(logits(adapted), logits(open_tuned(run).load()))
+
+
+@pytest.mark.parametrize("storage", ["dense", "as stored"])
+def test_a_run_on_a_gguf_file_with_biases_is_exported_with_what_was_tuned(
+    storage: str, tiny_model: Callable[[str], Path], run_of: Runner, tmp_path: Path
+) -> None:
+    name = str(tiny_model("biased"))
+    write_gguf(tmp_path / "base.gguf", load_model(name), load_tokenizer(name), "q8_0")
+    run = run_of(tmp_path / "base.gguf", storage=storage)
+    tuned = logits(open_tuned(run).load())
+    export(open_tuned(run), tmp_path / "gguf", "gguf", kind="f32")
+    assert is_near(logits(load_model(str(tmp_path / "gguf" / "model-f32.gguf"))), tuned)
+    export(open_tuned(run), tmp_path / "hf")
+    assert is_near(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()), tuned)
+
+
+def test_two_matrices_are_exported_as_two_whatever_the_configuration_says(
+    tiny_model: Callable[[str], Path], run_of: Runner, tmp_path: Path
+) -> None:
+    run = run_of(tiny_model("tied_but_head"))
+    tuned = logits(open_tuned(run).load())
+    export(open_tuned(run), tmp_path / "hf")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["tie_word_embeddings"] is False
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()), tuned)
+    export(open_tuned(run), tmp_path / "gguf", "gguf", kind="f32")
+    assert is_near(logits(load_model(str(tmp_path / "gguf" / "model-f32.gguf"))), tuned)
+
+
+TARGETS = ["q_proj", "v_proj", "up_proj"]
+ADAPTERS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {  # settings; what is refused of which format
+    "plain": ({}, {}),
+    "rank-stabilised": ({"use_rslora": True}, {}),
+    "DoRA": ({"use_dora": True}, {"lora-gguf": "no change of matrices alone"}),
+    "biases": ({"bias": "lora_only", "target_modules": ["q_proj"]}, {}),
+    "a bias of its own": (
+        {"lora_bias": True},
+        {"hf": "can't be merged", "gguf": "can't be merged", "lora-gguf": "no change of matrices alone"},
+    ),
+    "a saved head": ({"modules_to_save": ["lm_head"]}, {"lora-gguf": "holds matrices alone"}),
+    "alpha by the end of a path": ({"alpha_pattern": {"q_proj": 32, "layers.1.mlp.up_proj": 64}}, {}),
+    "rank by the end of a path": ({"rank_pattern": {"q_proj": 2}}, {}),
+    "the head of a tied model": ({"target_modules": ["lm_head"]}, {"lora-gguf": "one of the two uses"}),
+    "the embedding of a tied model": ({"target_modules": ["embed_tokens"]}, {"lora-gguf": "one of the two uses"}),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_adapters_of_every_kind_are_exported_as_they_compute_or_refused(name: str, tmp_path: Path) -> None:
+    settings, refused = ADAPTERS[name]
+    save(tmp_path / "base", tokenizer(), llama(801, tie_word_embeddings="tied" in name))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    lora = {"r": 4, "lora_alpha": 8, "target_modules": TARGETS, "task_type": "CAUSAL_LM", **settings}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft's, of transformers and of tied matrices
+        adapted = get_peft_model(model, LoraConfig(**lora)).requires_grad_(False)
+        for part, parameter in adapted.named_parameters():
+            if "lora_" in part or "modules_to_save" in part:
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3)
+        adapted.save_pretrained(str(tmp_path / "adapters"))
+        tuned = logits(adapted.eval())
+        for format_ in ("hf", "peft", "gguf", "lora-gguf"):
+            folder = tmp_path / format_
+            if format_ in refused:
+                with pytest.raises(FedKSeedError, match=refused[format_]):
+                    export(open_tuned(tmp_path / "adapters"), folder, format_)
+                assert [*tmp_path.glob(f"*{format_}*")] == []
+                continue
+            export(open_tuned(tmp_path / "adapters"), folder, format_, kind="f32")
+            loaders: dict[str, Callable[[], Any]] = {
+                "hf": lambda where=folder: AutoModelForCausalLM.from_pretrained(where).eval(),
+                "gguf": lambda where=folder: load_model(str(where / "model-f32.gguf")),
+                "peft": lambda where=folder: load_adapters(load_model(str(tmp_path / "base")), str(where)),
+            }
+            if format_ in loaders:
+                assert is_near(logits(loaders[format_]()), tuned), format_
+
+
+def test_adapters_beside_merged_weights_are_refused(copied: Callable[..., Path], tiny_model: Any) -> None:
+    folder = copied()
+    shutil.copy(tiny_model("lora") / "adapter_config.json", folder)
+    with pytest.raises(FedKSeedError, match="has adapters"):
+        open_tuned(folder)
+
+
+def other_weight(folder: Path) -> None:
+    stored = load_file(folder / "model.safetensors")
+    stored["model.norm.weight"][3] += 1e-7
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def other_setting(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 77.0  # moves the logits by less than a tenth of what tuning moved them
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def no_weight(folder: Path) -> None:
+    stored = load_file(folder / "model.safetensors")
+    del stored["model.norm.weight"]
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def full_disk(_: Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("fault", "match"),
+    [
+        (other_weight, r"model\.norm\.weight differs"),
+        (other_setting, "does not compute as the tuned model"),
+        (no_weight, r"lacks 1 of its weights.*model\.norm\.weight"),
+        (full_disk, "No space left on device"),
+    ],
+)
+def test_a_folder_that_is_not_the_tuned_model_is_an_error_and_nothing_is_left(
+    fault: Callable[[Path], None], match: str, run_of: Runner, tiny_model: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    run = run_of(tiny_model("plain"))
+    monkeypatch.setattr("fedkseed.tuned.export.save_model", lambda *a: (save_model(*a), fault(a[1])))
+    before = {*tmp_path.iterdir()}
+    with pytest.raises(FedKSeedError, match=match):
+        export(open_tuned(run), tmp_path / "hf")
+    assert {*tmp_path.iterdir()} == before
+
+
+def test_another_tokenizer_and_another_byte_of_a_gguf_file_are_errors(
+    run_of: Runner, tiny_model: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    run = run_of(tiny_model("plain"))
+    before = {*tmp_path.iterdir()}
+    written = GGUFWriter.write_tensor_data
+    with monkeypatch.context() as patch:
+        patch.setattr(GGUFWriter, "write_tensor_data", lambda *a: written(a[0], a[1] * np.float32(1.0001)))
+        with pytest.raises(FedKSeedError, match=r"token_embd\.weight differs; check the disk"):
+            export(open_tuned(run), tmp_path / "gguf", "gguf", kind="f32")
+    other = load_tokenizer(str(tiny_model("plain")))
+    other.add_tokens(["cafés"])
+    monkeypatch.setattr("fedkseed.tuned.export.save_tokenizer", lambda _, folder: other.save_pretrained(folder))
+    with pytest.raises(FedKSeedError, match="tokenizer"):
+        export(open_tuned(run), tmp_path / "hf")
+    assert {*tmp_path.iterdir()} == before
+
+
+def test_rounding_that_hides_the_tuning_is_said(run_of: Runner, tiny_model: Any, tmp_path: Path) -> None:
+    run = run_of(tiny_model("plain"), lr="lr = 1e-5")
+    (note,) = export(open_tuned(run), tmp_path / "bf16", dtype="bfloat16")[1:]
+    assert note.startswith("Rounding to bfloat16 moves its logits by ")
+    assert export(open_tuned(run), tmp_path / "f32")[1:] == []
+
+
+def test_settings_that_transformers_refuses_to_save_and_odd_paths_are_no_hindrance(
+    copied: Callable[..., Path], run_of: Runner, tmp_path: Path
+) -> None:
+    folder = copied()
+    settings = {"do_sample": False, "temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    (tmp_path / "Größe und Maß").symlink_to(folder)
+    export(open_tuned(run_of(tmp_path / "Größe und Maß")), tmp_path / "Ausgabe é")
+    written = json.loads((tmp_path / "Ausgabe é" / "generation_config.json").read_text())
+    assert "temperature" not in written
+    assert written["repetition_penalty"] == 1.2
+
+
+def test_a_gguf_file_has_as_many_tokens_as_rows(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    name = str(tiny_model("pad_beyond"))
+    write_gguf(tmp_path / "m.gguf", load_model(name), load_tokenizer(name), "f16")
+    reader = GGUFReader(tmp_path / "m.gguf")
+    rows = next(int(tensor.shape[1]) for tensor in reader.tensors if tensor.name == "token_embd.weight")
+    assert len(reader.fields["tokenizer.ggml.tokens"].contents()) == rows == 801

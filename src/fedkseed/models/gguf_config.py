@@ -15,6 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ..errors import FedKSeedError
 
 BIASES = {"attention_bias": "attn_q.bias", "mlp_bias": "ffn_gate.bias"}  # setting -> end of the tensors' names
+OWN_WIDTHS = ("llama", "mistral", "qwen3", "qwen3_moe")  # types whose heads have a width of their own
 FACTORS = "rope_freqs.weight"  # of the wavelengths of rotary positions, one by one
 BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of every Llama since 3.1
 
@@ -31,6 +32,9 @@ def gguf_config(path: Path) -> Any:
     for setting, end in BIASES.items():
         if getattr(config, setting, None) is False:
             setattr(config, setting, any(name.endswith(end) for name in tensors))
+    width = reader.fields.get(f"{architecture_of(reader)}.attention.key_length")
+    if width is not None and config.model_type in OWN_WIDTHS:
+        config.head_dim = width.contents()
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") == "default":
         begin = f"{architecture_of(reader)}.rope.scaling."

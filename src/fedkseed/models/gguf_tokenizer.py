@@ -31,7 +31,7 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: Any, config: Any) -> None:
     """Write a tokenizer's fields: tokens, merges or scores, special tokens, chat template.
 
     Args:
-        config: the model's; its vocabulary may be larger than the tokenizer's.
+        config: the model's; its vocabulary may be larger than the tokenizer's, and special tokens beyond are left out.
 
     Raises:
         FedKSeedError: llama.cpp has no such tokenizer.
@@ -54,7 +54,7 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: Any, config: Any) -> None:
         writer.add_tokenizer_pre(_steps(described))
     texts = {number: text for text, number in model["vocab"].items()}
     texts |= {number: token["content"] for number, token in added.items()}
-    size = max(config.vocab_size, max(texts) + 1)
+    size = config.vocab_size  # llama.cpp refuses a file with more tokens than rows
     writer.add_token_list([texts.get(number, f"[PAD{number}]") for number in range(size)])
     writer.add_token_types([_type(texts.get(number), added.get(number), unknown) for number in range(size)])
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]

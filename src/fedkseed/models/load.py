@@ -26,6 +26,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer*.model", "vocab.*", "*.tiktoken", "sp
 # How far other last tokens may move the logits before them, as a share of the logits' spread: those of untrained BERTs
 # of 2 and 6 layers move by 0.02 and 0.8, of eight causal families by exactly 0, in float32 and bfloat16.
 MOST_MOVED = 0.005
+SAMPLED = ("temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")  # an answer
 PROBE = " ".join(str(number**5) for number in range(2, 60)) + " Internationalisation of uncharacteristic words"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -210,6 +211,18 @@ def _config(source: ModelSource, model: str) -> Any:
         if source.gguf_path is not None:
             return gguf_config(source.gguf_path)
         return AutoConfig.from_pretrained(source.name, trust_remote_code=False)
+
+
+def save_model(model: Any, folder: Path) -> None:
+    """Write a model, or its adapters of `peft`, with its configuration and its settings of generation.
+
+    Settings that a greedy answer does not use are left out: transformers refuses to save them beside it.
+    """
+    settings = getattr(model, "generation_config", None)
+    for name in SAMPLED if settings is not None and settings.do_sample is not True else ():
+        if hasattr(settings, name):
+            setattr(settings, name, None)
+    model.save_pretrained(folder)
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:

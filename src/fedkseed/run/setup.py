@@ -22,7 +22,7 @@ from ..evaluation.statistics import NOT_EVALUATED, Evaluation
 from ..files import folder
 from ..local.client import Client
 from ..models.hidden_states import KeptStates, can_keep_states
-from ..models.load import load_model, load_tokenizer, require_causal, save_tokenizer
+from ..models.load import load_model, load_tokenizer, require_causal, save_model, save_tokenizer
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
 from ..models.peft_adapters import PATTERNS, attach, lora_size
 from ..randomness import Purpose, generator, share_of
@@ -158,7 +158,7 @@ class Setup:
         if not self.recipe.save:
             return None
         with folder(store.model) as part:
-            self.model.save_pretrained(part)  # pyright: ignore[reportCallIssue] — a module to pyright
+            save_model(self.model, part)
             save_tokenizer(self.tokenizer, part)
         return store.model
 

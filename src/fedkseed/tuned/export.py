@@ -3,19 +3,26 @@
 import json
 import shutil
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from torch import nn
 
 from ..data.layouts import SYSTEM, USER, Example, Turn
 from ..data.wording import Wording
 from ..errors import FedKSeedError
 from ..files import folder, require_absent
-from ..models.load import DTYPES, save_tokenizer
+from ..models.load import DTYPES, save_model, save_tokenizer
+from ..models.peft_adapters import load_adapters
+from ..weights.adapter import Adapter
 from ..weights.lazy import densify
 from .gguf import MATRIX_TYPES, write_gguf, write_gguf_lora
 from .load import ADAPTER, CARD, TunedModel
 from .lora import CONFIG, WEIGHTS, Lora, adapter_config, as_lora, nearest_lora, require_low_rank
 from .model_card import LIBRARIES, card
+from .read_back import Reference, probe, require_same_model, require_same_tokenizer
 
 LORAS = ("peft", "lora-gguf")
 
@@ -62,19 +69,16 @@ def export(
             notes = _write_hf(tuned, tokenizer, part, dtype)
         elif format_ == "gguf":
             file = f"model-{kind}.gguf"
-            write_gguf(part / file, tuned.merged(), tokenizer, kind, tuned.source, words if tuned.worded else None)
+            write_gguf(part / file, _merged(tuned)[0], tokenizer, kind, tuned.source, words if tuned.worded else None)
             (part / "Modelfile").write_text(modelfile(file, tokenizer, words), encoding="utf-8")
             notes = [f"The file `{file}` holds the whole model, for `llama.cpp`; `Modelfile` is for Ollama."]
         elif tuned.adapter is not None and format_ == "fedkseed":
             tuned.adapter.save(part / ADAPTER)
+            Adapter.load(part / ADAPTER)  # it has a digest
             size = f"{tuned.adapter.pool.size:,} coefficients"
             notes = [f"The file `{ADAPTER}` holds {size}, which fedkseed adds to the base model."]
-        elif format_ == "peft" and rank is None and tuned.adapters is not None:
-            shutil.copyfile(tuned.adapters / WEIGHTS, part / WEIGHTS)
-            about = adapter_config(tuned.adapters) | {"base_model_name_or_path": tuned.base or ""}
-            (part / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
-            kept = f"adapters of the kind {about['peft_type']}"
-            notes = [f"The folder holds {kept}, for `peft`, to use beside the base model."]
+        elif format_ == "peft" and rank is None:
+            notes = _write_peft(tuned, part)
         else:
             notes = _write_lora(tuned, part, format_, rank)
         given = {"kind": kind if format_ == "gguf" else None, "rank": rank, "dtype": dtype}
@@ -99,7 +103,7 @@ def _require_expressible(tuned: TunedModel, format_: str, rank: int | None) -> N
 
 
 def _write_hf(tuned: TunedModel, tokenizer: Any, part: Path, dtype: str | None) -> list[str]:
-    model: Any = tuned.merged()
+    (model, reference), kind = _merged(tuned), dtype or tuned.dtype
     if tuned.worded:  # answers end where those of tuning do
         stated = model.generation_config.eos_token_id
         listed = [stated] if isinstance(stated, int) else stated or []
@@ -108,32 +112,86 @@ def _write_hf(tuned: TunedModel, tokenizer: Any, part: Path, dtype: str | None) 
     densify(model)
     if dtype is not None:
         model.to(DTYPES[dtype])
-    model.save_pretrained(part)
+    save_model(model, part)
     save_tokenizer(tokenizer, part)
-    return [f"The folder holds the whole model in {dtype or tuned.dtype}, for `transformers`."]
+    notes = reference.compare(require_same_model(part, model, kind), kind, "the folder")
+    require_same_tokenizer(part, tokenizer)
+    return [f"The folder holds the whole model in {kind}, for `transformers`.", *notes]
+
+
+def _merged(tuned: TunedModel) -> tuple[Any, Reference]:
+    """The tuned model with all of its change in its own weights, and what its exported form is compared with."""
+    loaded, reference = _with_reference(tuned)
+    model = tuned.merged(loaded)
+    if tuned.adapters is not None:
+        reference.compare(model, tuned.dtype, "the model with the adapters merged into it")
+    return model, reference
+
+
+def _with_reference(tuned: TunedModel) -> tuple[nn.Module, Reference]:
+    """The tuned model, adapters of peft beside its weights, and what its exported form is compared with."""
+    base = None
+    with suppress(*[FedKSeedError] if tuned.weights is not None else []):  # a whole model needs no base
+        base = None if tuned.base is None else probe(tuned.load_base())
+    loaded = tuned.load()
+    return loaded, Reference(base, probe(loaded))
+
+
+def _write_peft(tuned: TunedModel, part: Path) -> list[str]:
+    """Write the adapters of a run, or its LoRA, either of which is exact."""
+    model, reference = _with_reference(tuned)
+    if tuned.adapters is not None:
+        shutil.copyfile(tuned.adapters / WEIGHTS, part / WEIGHTS)
+        about = adapter_config(tuned.adapters) | {"base_model_name_or_path": tuned.base or ""}
+        (part / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
+        content = f"adapters of the kind {about['peft_type']}"
+    else:
+        lora = _lora(tuned, model)
+        lora.write(part, tuned.base or "")
+        content = _size(lora)
+    notes = [f"The folder holds {content}, for `peft`, to use beside the base model."]
+    return [*notes, *_compared_by_peft(tuned, reference, part)]
+
+
+def _compared_by_peft(tuned: TunedModel, reference: Reference, adapters: Path) -> list[str]:
+    """Refuse a folder of adapters that `peft` does not make the tuned model with; returns sentences for the user."""
+    if find_spec("peft") is None:
+        return ["It was not tried by `peft`, which is not installed."]
+    return reference.compare(load_adapters(tuned.load_base(), str(adapters)), tuned.dtype, "the LoRA")
 
 
 def _write_lora(tuned: TunedModel, part: Path, format_: str, rank: int | None) -> list[str]:
-    notes = list[str]()
-    model: Any = tuned.load_base() if rank is None and tuned.adapter is None else tuned.merged()
     if rank is not None:
+        model: Any = tuned.merged()
         lora, errors, error = nearest_lora(model, tuned.load_base(), rank)
         worst = max(errors, key=lambda name: errors[name])
         notes = [
             f"It is the nearest change of rank {rank} to the tuned model's: {error:.1%} of the change are left out, by "
             f"the Frobenius norm, and of that of {worst}, the worst, {errors[worst]:.1%}."
         ]
-    elif (adapter := tuned.adapter) is not None:
-        lora = as_lora(model, adapter.patterns, adapter.pool, adapter.coefficients, adapter.basis)
     else:
-        lora = Lora.read(tuned.adapters or tuned.path)
-    size = sum(tensor.nbytes for tensor in lora.tensors.values())
-    size = f"a LoRA of {size / 1e6:,.1f} MB, of rank {max(lora.ranks.values())} at most"
+        model, reference = _with_reference(tuned)
+        lora = _lora(tuned, model)
+        with TemporaryDirectory(dir=part) as adapters:
+            lora.write(Path(adapters), tuned.base or "")
+            notes = _compared_by_peft(tuned, reference, Path(adapters))
     if format_ == "peft":
         lora.write(part, tuned.base or "")
-        return [f"The folder holds {size}, for `peft`, to use beside the base model.", *notes]
+        return [f"The folder holds {_size(lora)}, for `peft`, to use beside the base model.", *notes]
     write_gguf_lora(part / "lora.gguf", lora, model.config)
-    return [f"The file `lora.gguf` holds {size}, for `llama.cpp`, to load beside the base model.", *notes]
+    return [f"The file `lora.gguf` holds {_size(lora)}, for `llama.cpp`, to load beside the base model.", *notes]
+
+
+def _lora(tuned: TunedModel, model: nn.Module) -> Lora:
+    """The exact LoRA of a tuned model: that of its directions, or the one that was tuned."""
+    if (adapter := tuned.adapter) is not None:
+        return as_lora(model, adapter.patterns, adapter.pool, adapter.coefficients, adapter.basis)
+    return Lora.read(tuned.adapters or tuned.path)
+
+
+def _size(lora: Lora) -> str:
+    size = sum(tensor.nbytes for tensor in lora.tensors.values())
+    return f"a LoRA of {size / 1e6:,.1f} MB, of rank {max(lora.ranks.values())} at most"
 
 
 def modelfile(file: str, tokenizer: Any, wording: Wording) -> str:

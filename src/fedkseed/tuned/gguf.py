@@ -7,6 +7,7 @@ file itself, all fields are copied: description, tokenizer and chat template.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -82,7 +83,12 @@ FileTensor: TypeAlias = tuple[Sequence[int], Type, Callable[[], NDArray[Any]]]
 
 
 def _write_file(path: Path, writer: GGUFWriter, tensors: Mapping[str, FileTensor]) -> None:
-    """Write a file: first all fields and descriptions of tensors, then their values in turn."""
+    """Write a file: first all fields and descriptions of tensors, then their values in turn; and read it back.
+
+    Raises:
+        FedKSeedError: it can't be written, or has other tensors than those that were written.
+    """
+    digests = dict[str, bytes]()
     for name, (shape, kind, _) in tensors.items():
         size = gguf.quant_shape_to_byte_shape(shape, kind)
         writer.add_tensor_info(name, size, np.dtype(np.uint8), int(np.prod(size)), raw_dtype=kind)
@@ -91,10 +97,16 @@ def _write_file(path: Path, writer: GGUFWriter, tensors: Mapping[str, FileTensor
             writer.write_header_to_file(path)
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            for _, _, content in tensors.values():
-                writer.write_tensor_data(content())
+            for name, (_, _, make) in tensors.items():
+                content = make()
+                digests[name] = sha256(np.ascontiguousarray(content).data).digest()
+                writer.write_tensor_data(content)
         finally:
             writer.close()
+    stored = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    for name in (*tensors, *stored):
+        if {*tensors} != {*stored} or sha256(np.ascontiguousarray(stored[name].data).data).digest() != digests[name]:
+            raise FedKSeedError(f"{path} was not written as it should: {name} differs; check the disk, and try again")
 
 
 def write_gguf(
@@ -150,6 +162,9 @@ def write_gguf(
     for key, setting in turns.items():
         writer.kv_data[0].pop(key, None)  # the tokenizer's own
         (writer.add_bool if isinstance(setting, bool) else writer.add_uint32)(key, setting)
+    written = {id(parameters[names.names[name]]) for name in tensors if name in names.names}
+    if absent := [name for name, parameter in parameters.items() if id(parameter) not in written]:
+        raise FedKSeedError(f"a GGUF file of this model would lack {absent[0]}; export with --format hf")
     writer.add_file_type(number)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _write_file(path, writer, tensors)
@@ -177,19 +192,18 @@ def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
     Raises:
         FedKSeedError: the LoRA has vectors, or a matrix that is used twice: such a file can't hold them.
     """
-    if lora.saved or lora.biases:
-        vectors = lora.saved or [name for name in lora.tensors if name.endswith(".bias")]
+    if vectors := [*lora.saved, *(name for name in lora.tensors if name.endswith(".bias"))]:
         raise FedKSeedError(
             f"{vectors[0]} was tuned, and a LoRA for llama.cpp holds matrices alone: name matrices in [model] tuned, "
             "or export with --format gguf"
         )
-    if lora.tied:
+    names = Names.of(config)
+    paths = {model.removesuffix(".weight"): name for name, model in names.names.items()}
+    if config.tie_word_embeddings and any(paths.get(module) in (None, *VOCABULARY) for module in lora.ranks):
         raise FedKSeedError(
             "the embeddings were tuned, which make the logits, too, and llama.cpp adapts only one of the two uses: "
             "leave them out by [model] tuned, or export with --format gguf"
         )
-    names = Names.of(config)
-    paths = {model.removesuffix(".weight"): name for name, model in names.names.items()}
     writer, tensors = GGUFWriter(None, names.architecture), dict[str, FileTensor]()
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")

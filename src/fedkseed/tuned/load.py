@@ -11,8 +11,9 @@ from torch import nn
 
 from ..data.chat_template import uses_clock
 from ..data.wording import Wording
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, first_line
 from ..files import read_table
+from ..models.checkpoint import require_no_adapters, settle_ties
 from ..models.load import DTYPES, find, load_model, load_tokenizer
 from ..models.peft_adapters import load_adapters
 from ..run.store import Store
@@ -52,10 +53,14 @@ class TunedModel:
             return model
         return load_adapters(model, str(self.adapters))
 
-    def merged(self) -> nn.Module:
-        """The tuned model with all of its change in its own weights; a change that is none of weights is refused."""
+    def merged(self, loaded: nn.Module | None = None) -> nn.Module:
+        """The tuned model with all of its change in its own weights; a change that is none of weights is refused.
+
+        Args:
+            loaded: the model from `load`, which is changed in place; None: it is loaded.
+        """
         if self.adapters is None:
-            return self.load()
+            return self.load() if loaded is None else loaded
         about = adapter_config(self.adapters)
         if about.get("peft_type") != "LORA" or about.get("ensure_weight_tying"):
             what = "virtual tokens" if about.get("peft_type") != "LORA" else "a change of a matrix that is used twice"
@@ -63,8 +68,14 @@ class TunedModel:
                 f"{self.adapters} holds {what}, which can't be merged into weights: export with --format peft, "
                 "or measure it by `fedkseed eval` without --tasks"
             )
-        adapted: Any = self.load()
-        return adapted.merge_and_unload()
+        adapted: Any = self.load() if loaded is None else loaded
+        _untie_adapted(adapted.get_base_model())
+        try:
+            return adapted.merge_and_unload()
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            raise FedKSeedError(
+                f"{self.adapters} can't be merged into weights: {first_line(error)}; export with --format peft"
+            ) from error
 
     def tokenizer(self) -> Any:
         """The tokenizer, which tuning leaves as it is."""
@@ -116,6 +127,8 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
     worded = "template" in entry
     wording = Wording.read(entry)
     if (path / CONFIG).is_file():
+        if any(path.glob("model*.safetensors")):  # whose, and merged or not: both can be meant
+            require_no_adapters(path)
         name = model or adapter_config(path).get("base_model_name_or_path")
         return TunedModel(path, name, wording, entry.get("dtype", "float32"), adapters=path, worded=worded)
     files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
@@ -151,6 +164,17 @@ def _of_adapter(path: Path, file: Path, model: str | None, store: Store | None =
     about = adapter.provenance
     wording = Wording.read(about)
     return TunedModel(path, model or about["model"], wording, about["dtype"], adapter.storage, adapter, store=store)
+
+
+def _untie_adapted(model: Any) -> None:
+    """Give the output layer a matrix of its own, where one use of a tied matrix is adapted and would change both."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is None or not any(hasattr(layer, "base_layer") for layer in (embedding, head)):
+        return
+    inner, other = (getattr(layer, "base_layer", layer) for layer in (head, embedding))
+    if inner.weight is other.weight:
+        inner.weight = nn.Parameter(inner.weight.detach().clone(), requires_grad=False)
+        settle_ties(model)
 
 
 def _card_entry(path: Path) -> Mapping[str, Any]:

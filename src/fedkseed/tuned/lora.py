@@ -9,6 +9,7 @@ written without the library: it would need a wrapped copy of the model to write 
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -71,10 +72,11 @@ class Lora:
                 "alone; export with --format peft"
             )
         tensors, ranks = load_file(folder / WEIGHTS), dict[str, int]()
+        alphas = about.get("alpha_pattern", {})  # by what a path ends with, the first that fits
         for name in [name for name in tensors if name.endswith((".lora_B.weight", ".lora_embedding_B"))]:
             path = name.removeprefix(PREFIX).rpartition(".lora_")[0]
             rank = ranks[path] = tensors[name].shape[1]
-            alpha = about.get("alpha_pattern", {}).get(path, about["lora_alpha"])
+            alpha = next((a for key, a in alphas.items() if re.match(rf"(.*\.)?({key})$", path)), about["lora_alpha"])
             tensors[name] = tensors[name] * (alpha / (math.sqrt(rank) if about.get("use_rslora") else rank))
         transposed, tied = bool(about.get("fan_in_fan_out")), bool(about.get("ensure_weight_tying"))
         saved, biases = tuple(about.get("modules_to_save") or ()), about.get("bias", "none") != "none"

@@ -7,7 +7,7 @@ from torch import nn
 
 from ..errors import FedKSeedError
 from ..files import folder, require_absent
-from ..models.load import load_model, load_tokenizer, save_tokenizer
+from ..models.load import load_model, load_tokenizer, save_model, save_tokenizer
 from ..models.loss import output_layer
 
 
@@ -37,6 +37,6 @@ def untie(model: str, output: Path, dtype: str = "float32") -> int:
     layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
     loaded.config.tie_word_embeddings = False
     with folder(output, 0o777) as part:
-        loaded.save_pretrained(part)
+        save_model(loaded, part)
         save_tokenizer(tokenizer, part)
     return layer.weight.numel()

@@ -1,0 +1,111 @@
+"""Checks of a written model: its files are loaded as a user loads them, and compared with what was to be written.
+
+Files are memory-mapped, so that no second model is in memory; a probe of a few tokens goes through the model.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import FedKSeedError
+from ..models.load import load_model, load_tokenizer
+from ..weights.lazy import Lazy
+
+# Rounding of weights and activations to a type moves logits by less than this share of their spread; what else an
+# exported model may differ by, as a share of what tuning changed: sums in another order.
+ROUNDING = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
+SHARES = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.1}
+TEXT = "Question: 12 cafés — how many? <b>Antwort</b>\n\tIt's 7."
+CHAT = [{"role": "user", "content": TEXT}]
+
+
+@torch.inference_mode()
+def probe(model: Any) -> Tensor:
+    """Logits of a model for the last 8 of 32 tokens."""
+    size = int(model.get_input_embeddings().weight.shape[0])
+    tokens = (torch.arange(1, 33) * 7919 % size)[None].to(next(model.parameters()).device)
+    return model(input_ids=tokens, use_cache=False).logits[0, -8:].float().cpu()
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The logits that an exported model must have.
+
+    Args:
+        base: the base model's; None: it is not known.
+        tuned: the tuned model's, before anything was merged or rounded.
+    """
+
+    base: Tensor | None
+    tuned: Tensor
+
+    def compare(self, loaded: Any, dtype: str, what: str) -> list[str]:
+        """Refuse a loaded model that is not the tuned one.
+
+        Args:
+            dtype: the type of its weights.
+            what: a name of it, for the error.
+
+        Returns:
+            A sentence where rounding hides a part of the tuning.
+
+        Raises:
+            FedKSeedError: its logits differ by more than a share of what tuning changed, and than rounding explains.
+        """
+        error = float((probe(loaded) - self.tuned).abs().max())
+        change = 0.0 if self.base is None else float((self.tuned - self.base).abs().max())
+        rounding = ROUNDING[dtype] * float(self.tuned.std())
+        if not error <= max(SHARES[dtype] * change, rounding):
+            raise FedKSeedError(
+                f"{what} does not compute as the tuned model: its logits differ by {error:.3g}, tuning changed them by "
+                f"{change:.3g}; nothing was written. Please report this, with the type of the model"
+            )
+        if change and error > SHARES[dtype] * change:
+            return [f"Rounding to {dtype} moves its logits by {error:.2g}, tuning moved them by {change:.2g}."]
+        return []
+
+
+def require_same_model(folder: Path, model: nn.Module, dtype: str) -> Any:
+    """Refuse a folder whose model is not, tensor by tensor and bit for bit, one that was to be written to it.
+
+    Returns:
+        The folder's model, its weights memory-mapped.
+    """
+    loaded = load_model(str(folder), dtype)
+    written, expected = loaded.state_dict(), model.state_dict()
+    require_same(written, {name: lambda tensor=tensor: tensor for name, tensor in expected.items()}, str(folder))
+    return loaded
+
+
+def require_same(written: Mapping[str, Tensor], expected: Mapping[str, Callable[[], Tensor]], where: str) -> None:
+    """Refuse tensors of a file that are not those that were to be written: other names, other shapes, other bits."""
+    if names := {*written} ^ {*expected}:
+        lacks = "lacks" if min(names) in expected else "has in excess"
+        raise FedKSeedError(f"{where} was not written as it should: it {lacks} {min(names)}; please report this")
+    for name, make in expected.items():
+        if not _same_bits(written[name], make()):
+            raise FedKSeedError(f"{where} was not written as it should: {name} differs; check the disk, and try again")
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    if isinstance(other, Lazy):
+        other = other.whole()
+    if one.shape != other.shape:
+        return False
+    # a model may keep some tensors in float32 when it is loaded, which loses nothing
+    pairs = (part.detach().cpu().contiguous().view(-1).view(torch.uint8) for part in (one.to(other.dtype), other))
+    return torch.equal(*pairs)
+
+
+def require_same_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """Refuse a folder whose tokenizer gives other tokens than one that was to be written to it."""
+    again = load_tokenizer(str(folder))
+    texts: list[Callable[[Any], Any]] = [lambda words: words(TEXT).input_ids]
+    if tokenizer.chat_template:
+        texts.append(lambda words: words.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False))
+    if any(text(again) != text(tokenizer) for text in texts) or again.eos_token_id != tokenizer.eos_token_id:
+        raise FedKSeedError(f"the tokenizer in {folder} gives other tokens than the model's; please report this")
