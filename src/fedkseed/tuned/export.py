@@ -69,7 +69,8 @@ def export(
             notes = _write_hf(tuned, tokenizer, part, dtype)
         elif format_ == "gguf":
             file = f"model-{kind}.gguf"
-            write_gguf(part / file, _merged(tuned)[0], tokenizer, kind, tuned.source, words if tuned.worded else None)
+            model = tuned.merged() if tuned.adapters is None else _merged(tuned)[0]
+            write_gguf(part / file, model, tokenizer, kind, tuned.source, words if tuned.worded else None)
             (part / "Modelfile").write_text(modelfile(file, tokenizer, words), encoding="utf-8")
             notes = [f"The file `{file}` holds the whole model, for `llama.cpp`; `Modelfile` is for Ollama."]
         elif tuned.adapter is not None and format_ == "fedkseed":
@@ -123,8 +124,8 @@ def _merged(tuned: TunedModel) -> tuple[Any, Reference]:
     """The tuned model with all of its change in its own weights, and what its exported form is compared with."""
     loaded, reference = _with_reference(tuned)
     model = tuned.merged(loaded)
-    if tuned.adapters is not None:
-        reference.compare(model, tuned.dtype, "the model with the adapters merged into it")
+    if tuned.adapters is not None:  # a file of llama.cpp is not loaded again, and peft's merging can be wrong
+        reference.compare(model, tuned.dtype, "the model with its adapters merged")
     return model, reference
 
 
