@@ -97,6 +97,7 @@ TESTED_IN = {
     "trainer.checkpoints": "trainer/test_trainer.py",
     "trainer.outputs": "trainer/test_trainer.py",
     "trainer.training": "trainer/test_trainer.py",
+    "tuned.read_back": "cases/test_exported.py",
     "run.eps_ladder": "planning/test_tune.py",
     "run.setup": "recipe/test_algorithms.py",
     "run.simulation": "run/test_cohort.py",

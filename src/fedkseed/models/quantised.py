@@ -190,6 +190,6 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
         if empty is not None and tensor.shape != empty.shape:
             got, expected = tuple(tensor.shape), tuple(empty.shape)
             raise FedKSeedError(f"the file {path} has {name} of shape {got}, its own description says {expected}")
+        value = tensor if isinstance(tensor, Lazy) else nn.Parameter(tensor, requires_grad=False)
         for _, module, attribute in tied:
-            value = tensor if isinstance(tensor, Lazy) else nn.Parameter(tensor, requires_grad=False)
             setattr(module, attribute, value)
