@@ -261,7 +261,7 @@ def test_a_model_file_that_is_cut_short_is_refused(tmp_path, model_folder, data_
     shutil.copytree(model_folder, tmp_path / "cut")
     path = tmp_path / "cut" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    assert "can't be loaded" in refusal(tmp_path, tmp_path / "cut", data_file)
+    assert "is damaged or not complete" in refusal(tmp_path, tmp_path / "cut", data_file)
 
 
 def test_compare_prints_a_row_an_algorithm_and_knows_their_names(recipe_file):

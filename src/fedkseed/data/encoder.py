@@ -182,6 +182,10 @@ class Encoder:
             yield f"{share(encoded.cut)} {over} cut, as [data] protocol says, {longest}"
         if encoded.uncounted:
             yield f"warning: {share(encoded.uncounted)} left out without a token that the loss counts"
+        unknown = self.tokenizer.unk_token_id if self.tokenizer.unk_token_id != self.tokenizer.eos_token_id else None
+        if rows := sum(unknown in example.tokens for example in encoded.examples):
+            about = f"{rows:,} of {len(encoded.examples):,} examples of the {name} have"
+            yield f"warning: {about} letters or words that the tokenizer does not know: the model sees none of them"
         if encoded.refused:
             first = _place(encoded.refused[0])
             yield f"warning: {share(encoded.refused)} left out that the chat template refuses, the first is {first}"

@@ -62,6 +62,9 @@ def remarks(files: Sequence[DataFile], *more: str) -> str:
     counts = sum((file.unused for file in files), Counter[str]())
     skipped, after = counts.pop(SKIPPED, 0), counts.pop(AFTER, 0)
     empty = sum(file.empty for file in files)
+    unasked = sum(
+        not (e.instruction.strip() or e.context or e.turns or e.plain) for file in files for e in file.examples
+    )
     repeated = sum(len(file.examples) - len(set(file.examples)) for file in files)
     faults = [fault if len(files) == 1 else f"{file.name}, {fault}" for file in files for fault in file.faults]
     unused = [f"{name} ({count:,})" for name, count in counts.items()]
@@ -72,6 +75,7 @@ def remarks(files: Sequence[DataFile], *more: str) -> str:
     words = (
         f"{empty:,} without a response left out" if empty else "",
         f"{skipped:,} left out by their flag" if skipped else "",
+        f"{unasked:,} without a question" if unasked else "",
         f"{repeated:,} repeated" if repeated else "",
         *more,
         f"{after:,} {AFTER} left out" if after else "",
@@ -179,10 +183,20 @@ class Reader:
         names = [entry.name[: len(entry.name) - len(end)] for entry, end in zip(entries, endings, strict=True)]
         if len(set(names)) < len(names):  # hr.csv beside hr.json
             names = [entry.name for entry in entries]
-        return {
-            name: [self.file(str(file), str(file.relative_to(path))) for file in _data_files(entry)]
-            for name, entry in zip(names, entries, strict=True)
-        }
+        clients, refusals = dict[str, list[DataFile]](), list[str]()
+        for name, entry in zip(names, entries, strict=True):
+            clients[name] = []
+            for file in _data_files(entry):
+                try:
+                    clients[name].append(self.file(str(file), str(file.relative_to(path))))
+                except FedKSeedError as refusal:
+                    refusals.append(str(refusal))
+        if refusals:
+            more = len(refusals) - FAULTS_SHOWN
+            raise FedKSeedError(
+                "\n".join([*refusals[:FAULTS_SHOWN], *([f"and {more:,} more files"] if more > 0 else [])])
+            )
+        return clients
 
 
 def _refusal(source: str, faults: Sequence[str], remedy: str) -> FedKSeedError:

@@ -54,7 +54,8 @@ class Reference:
             A sentence where rounding hides a part of the tuning.
 
         Raises:
-            FedKSeedError: its logits differ by more than a share of what tuning changed, and than rounding explains.
+            FedKSeedError: its logits differ by more than a share of what tuning changed, and than rounding explains; or
+                rounding to float16 alone moves them by more than that share.
         """
         error = float((probe(loaded) - self.tuned).abs().max())
         change = 0.0 if self.base is None else float((self.tuned - self.base).abs().max())
@@ -65,6 +66,11 @@ class Reference:
                 f"{change:.3g}; nothing was written. Please report this, with the type of the model"
             )
         if change and error > SHARES[dtype] * change:
+            if dtype == "float16":
+                raise FedKSeedError(
+                    f"{what} would lose what was learned: rounding to {dtype} moves its logits by {error:.2g}, tuning moved "
+                    f"them by {change:.2g}; nothing was written. Export with --dtype float32"
+                )
             return [f"Rounding to {dtype} moves its logits by {error:.2g}, tuning moved them by {change:.2g}."]
         return []
 
