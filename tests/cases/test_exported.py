@@ -505,8 +505,13 @@ def test_another_tokenizer_and_another_byte_of_a_gguf_file_are_errors(
     assert {*tmp_path.iterdir()} == before
 
 
-def test_rounding_that_hides_the_tuning_is_said(run_of: Runner, tiny_model: Any, tmp_path: Path) -> None:
+def test_rounding_that_hides_the_tuning_is_said_or_refused(run_of: Runner, tiny_model: Any, tmp_path: Path) -> None:
     run = run_of(tiny_model("plain"), lr="lr = 1e-5")
+    weak = run_of(tiny_model("plain"), "separable", lr="lr = 1e-6")
+    before = {*tmp_path.iterdir()}
+    with pytest.raises(FedKSeedError, match=r"would lose what was learned.*Export with --dtype float32"):
+        export(open_tuned(weak), tmp_path / "f16", dtype="float16")
+    assert {*tmp_path.iterdir()} == before
     (note,) = export(open_tuned(run), tmp_path / "bf16", dtype="bfloat16")[1:]
     assert note.startswith("Rounding to bfloat16 moves its logits by ")
     assert export(open_tuned(run), tmp_path / "f32")[1:] == []

@@ -164,3 +164,16 @@ def test_the_command_line_shows_all_faults_in_its_one_line(recipe_for):
     output = fedkseed("preview", recipe_for("plain", rows), "--set", "data.leave_out_faulty=true").output
     assert "20 rows as prompt and completion; 19 repeated" in output
     assert "30 faulty rows left out: line 21: prompt must be text, got int" in output
+
+
+def test_faults_in_the_files_of_several_clients_are_in_one_answer(tmp_path: Path) -> None:
+    for name, lines in (("a", GOOD), ("b", [*GOOD, "{"]), ("c", [GOOD[0], "[]", *GOOD])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(FedKSeedError) as refused:
+        Reader().folder(str(tmp_path))
+    first, second = str(refused.value).splitlines()
+    assert "b.jsonl, line 3" in first
+    assert "c.jsonl, line 2" in second
+
+
+GOOD = [json.dumps({"instruction": f"Say {k}", "response": str(k)}) for k in range(2)]

@@ -11,10 +11,12 @@ import transformers
 from transformers import AutoTokenizer
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
+from fedkseed.data.layouts import Example
+from fedkseed.data.wording import Wording, encode_each
 from fedkseed.errors import FedKSeedError
 from fedkseed.models.load import load_tokenizer, positions, save_tokenizer
 
-from .tiny import llama, save, tokenizer
+from .tiny import CHATML, llama, save, tokenizer
 
 
 def test_a_word_that_the_model_has_no_row_for_is_refused(tiny_model: Callable[[str], Path]) -> None:
@@ -99,3 +101,15 @@ def test_a_tokenizer_has_the_models_limit_without_a_warning_and_is_saved_with_it
     del config["max_position_embeddings"]
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "bloom"}))
     assert load_tokenizer(str(tmp_path)).model_max_length == VERY_LARGE_INTEGER
+
+
+@pytest.mark.parametrize("wording", ["paper", "chat"])
+def test_a_row_with_a_token_that_the_model_has_no_row_for_is_refused(tmp_path: Path, wording: str) -> None:
+    of = tokenizer(template=CHATML, more=["<|im_start|>", "<|im_end|>"])
+    model = llama(len(of))
+    of.add_tokens(["<image>"], special_tokens=True)
+    save(tmp_path, of, model)
+    spare = load_tokenizer(str(tmp_path))
+    good, bad = encode_each([Example("Hi", "Yes."), Example("Hi <image>", "No.")], spare, Wording(wording))
+    assert not isinstance(good, FedKSeedError)
+    assert "holds '<image>', a token for which the model has no row" in str(bad)

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -258,7 +259,7 @@ def encode_all(examples: Sequence[Example], tokenizer: Any, wording: Wording) ->
 
 
 def encode_each(examples: Sequence[Example], tokenizer: Any, wording: Wording) -> list[Encoded | FedKSeedError]:
-    """Encode many examples; in place of one that the chat template can't word there is the reason.
+    """Encode many examples; in place of one that the chat template or the model can't take there is the reason.
 
     A conversation is tokenised as one text, as programs do that are asked in it, and each prompt in it has the tokens
     that it has alone. Where a token would reach over the edge of an answer, and for an instruction in a wording of our
@@ -268,6 +269,7 @@ def encode_each(examples: Sequence[Example], tokenizer: Any, wording: Wording) -
     def tokens(texts: Sequence[str]) -> list[list[int]]:
         return tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
 
+    rows = getattr(tokenizer, "rows", None) or math.inf
     begin, conversations = beginning(tokenizer), [_attempt(wording, example, tokenizer) for example in examples]
     parts = [[] if isinstance(pieces, FedKSeedError) else _parts(pieces, tokenizer) for pieces in conversations]
     encoded, every = list[Encoded | FedKSeedError](), iter(tokens([text for texts in parts for text in texts]))
@@ -287,6 +289,12 @@ def encode_each(examples: Sequence[Example], tokenizer: Any, wording: Wording) -
             text += prompt + answer
         if exchanges[-1].ended:
             text.append(tokenizer.eos_token_id)
+        if text and max(text) >= rows:
+            token = tokenizer.convert_ids_to_tokens(max(text))
+            encoded.append(
+                FedKSeedError(f"the text holds {token!r}, a token for which the model has no row; remove it")
+            )
+            continue
         encoded.append(Encoded(tuple(text), spans[-1][0], example, tuple(spans[:-1]), exchanges[-1].around))
     return encoded
 

@@ -199,6 +199,7 @@ def load_tokenizer(model: str) -> Any:
         )
     if rows is not None:
         _require_rows(tokenizer, rows, model)
+    tokenizer.rows = rows  # of the embedding: a text may hold a spare token, see `encode_each`
     tokenizer.model_max_length = positions(config) or VERY_LARGE_INTEGER
     # Texts of more tokens are cut or left out by a recipe's rule; transformers would warn of the first one.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True

@@ -68,8 +68,8 @@ class Reference:
         if change and error > SHARES[dtype] * change:
             if dtype == "float16":
                 raise FedKSeedError(
-                    f"{what} would lose what was learned: rounding to {dtype} moves its logits by {error:.2g}, tuning moved "
-                    f"them by {change:.2g}; nothing was written. Export with --dtype float32"
+                    f"{what} would lose what was learned: rounding to {dtype} moves its logits by {error:.2g}, tuning "
+                    f"moved them by {change:.2g}; nothing was written. Export with --dtype float32"
                 )
             return [f"Rounding to {dtype} moves its logits by {error:.2g}, tuning moved them by {change:.2g}."]
         return []
