@@ -166,14 +166,14 @@ def test_the_command_line_shows_all_faults_in_its_one_line(recipe_for):
     assert "30 faulty rows left out: line 21: prompt must be text, got int" in output
 
 
+SAID = [json.dumps({"instruction": f"Say {k}", "response": str(k)}) for k in range(2)]
+
+
 def test_faults_in_the_files_of_several_clients_are_in_one_answer(tmp_path: Path) -> None:
-    for name, lines in (("a", GOOD), ("b", [*GOOD, "{"]), ("c", [GOOD[0], "[]", *GOOD])):
+    for name, lines in (("a", SAID), ("b", [*SAID, "{"]), ("c", [SAID[0], "[]", *SAID])):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(FedKSeedError) as refused:
         Reader().folder(str(tmp_path))
     first, second = str(refused.value).splitlines()
     assert "b.jsonl, line 3" in first
     assert "c.jsonl, line 2" in second
-
-
-GOOD = [json.dumps({"instruction": f"Say {k}", "response": str(k)}) for k in range(2)]
