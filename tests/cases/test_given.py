@@ -21,6 +21,8 @@ from fedkseed.data.layouts import AFTER, FLAGS, SKIPPED, UNREAD_COLUMNS, UNREAD_
 from fedkseed.data.sources import DataFile, Reader
 from fedkseed.models.load import load_tokenizer
 from fedkseed.recipe.reading import load_recipe
+from fedkseed.run.start_and_resume import resume, start
+from fedkseed.run.store import Store
 
 from ..commands import documented, fedkseed
 
@@ -331,3 +333,15 @@ def test_the_line_of_a_file_is_in_preview_run_report_and_their_json(recipe_for, 
     assert documented("run", recipe, "--output", directory)["notes"][0] == line
     assert fedkseed("report", directory, "--output", tmp_path / "report.html").exit_code == 0
     assert line in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_row_appended_before_a_run_goes_on_is_refused_and_without_it_the_run_goes_on(recipe_for, tmp_path):
+    rows = [{"instruction": f"Say {k}", "response": f"It is {k}."} for k in range(24)]
+    whole = start(load_recipe(recipe_for("plain", rows)), tmp_path / "run")
+    Store(tmp_path / "run").rollback(1)
+    before = (tmp_path / "rows.jsonl").read_text()
+    (tmp_path / "rows.jsonl").write_text(before + json.dumps(rows[0]) + "\n")
+    with pytest.raises(FedKSeedError, match="data of digest"):
+        resume(tmp_path / "run")
+    (tmp_path / "rows.jsonl").write_text(before)
+    assert resume(tmp_path / "run").digest == whole.digest
