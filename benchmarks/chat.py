@@ -53,9 +53,9 @@ rounds = 2
 steps = 4
 batch_size = 4
 [derivatives]
-lr = 3e-4
+lr = 2e-5
 [evaluation]
-examples = 8
+examples = "all"
 every = 2
 """
 
@@ -67,7 +67,7 @@ def tune(base: str, template: str | None, folder: Path) -> str:
     parts: list[Any] = [load_model(base), tokenizer]
     for part in parts:
         part.save_pretrained(folder / "base")
-    rows = read("dolly-sample")[:160]
+    rows = [row for row in read("dolly-sample") if len(row.instruction + row.response) < 200][:160]
     pairs = zip(rows[::2], rows[1::2], strict=True)
     talks = [[message for row in pair for message in (asked(row.instruction), said(row.response))] for pair in pairs]
     (folder / "rows.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))

@@ -56,6 +56,7 @@ TWO = Example("B?", "two", turns=(Turn("user", "A?"), Turn("assistant", "one"), 
 def test_where_the_next_header_ends_an_answer_it_is_counted(tokenizer):
     """GLM's way: its settings of generation list the header of a user as an end."""
     tokenizer.add_tokens(["<user>", "<assistant>"], special_tokens=True)
+    tokenizer.rows = None  # as of a model that has them
     turns = "{% for m in messages %}<{{ m['role'] }}>\n{{ m['content'] }}{% endfor %}"
     tokenizer.chat_template = turns + "{% if add_generation_prompt %}<assistant>{% endif %}"
     encoded = encode(TWO, tokenizer, Wording("chat"))

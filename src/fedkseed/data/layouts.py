@@ -40,7 +40,7 @@ UNREAD_KEYS = (
     MEDIA
     | dict.fromkeys(("tool_calls", "function_call"), CALLS)
     | dict.fromkeys(("reasoning_content", "reasoning", "thinking"), THOUGHTS)
-    | dict.fromkeys(("mask", "train_detail"), COUNTED)
+    | dict.fromkeys(("mask", "train_detail", "training_detail", "supervise"), COUNTED)
 )
 UNREAD_COLUMNS = MEDIA | {
     "loss_mask": "a mask goes with messages, and has a 0 or 1 for each; remove the column",
