@@ -517,6 +517,18 @@ def test_rounding_that_hides_the_tuning_is_said_or_refused(run_of: Runner, tiny_
     assert export(open_tuned(run), tmp_path / "f32")[1:] == []
 
 
+@pytest.mark.parametrize(("format_", "options"), [("hf", {"dtype": "float16"}), ("gguf", {"kind": "f16"})])
+def test_a_number_that_float16_can_t_hold_is_named_and_nothing_is_left(
+    copied: Callable[..., Path], tmp_path: Path, format_: str, options: dict[str, str]
+) -> None:
+    large = torch.zeros(128, 64)
+    large[0, 0] = 1e5
+    model = copied({"model.layers.0.mlp.up_proj.weight": large})
+    with pytest.raises(FedKSeedError, match=r"(up_proj|ffn_up)\S* has numbers that float16 can't hold"):
+        export(open_tuned(model), tmp_path / "out", format_, **options)
+    assert not (tmp_path / "out").exists()
+
+
 def test_settings_that_transformers_refuses_to_save_and_odd_paths_are_no_hindrance(
     copied: Callable[..., Path], run_of: Runner, tmp_path: Path
 ) -> None:

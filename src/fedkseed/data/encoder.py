@@ -184,8 +184,8 @@ class Encoder:
             yield f"warning: {share(encoded.uncounted)} left out without a token that the loss counts"
         unknown = self.tokenizer.unk_token_id if self.tokenizer.unk_token_id != self.tokenizer.eos_token_id else None
         if rows := sum(unknown in example.tokens for example in encoded.examples):
-            about = f"{rows:,} of {len(encoded.examples):,} examples of the {name} have"
-            yield f"warning: {about} letters or words that the tokenizer does not know: the model sees none of them"
+            about = f"{rows:,} of {len(encoded.examples):,} examples of the {name} have words or letters unknown to the"
+            yield f"warning: {about} tokenizer, which makes {self.tokenizer.unk_token} of them"
         if encoded.refused:
             first = _place(encoded.refused[0])
             yield f"warning: {share(encoded.refused)} left out that the chat template refuses, the first is {first}"

@@ -22,7 +22,7 @@ from .gguf import MATRIX_TYPES, write_gguf, write_gguf_lora
 from .load import ADAPTER, CARD, TunedModel
 from .lora import CONFIG, WEIGHTS, Lora, adapter_config, as_lora, nearest_lora, require_low_rank
 from .model_card import LIBRARIES, card
-from .read_back import Reference, probe, require_same_model, require_same_tokenizer
+from .read_back import Reference, probe, require_finite, require_same_model, require_same_tokenizer
 
 LORAS = ("peft", "lora-gguf")
 
@@ -113,6 +113,8 @@ def _write_hf(tuned: TunedModel, tokenizer: Any, part: Path, dtype: str | None) 
     densify(model)
     if dtype is not None:
         model.to(DTYPES[dtype])
+        for name, tensor in model.named_parameters():
+            require_finite(tensor.isfinite(), name, dtype)
     save_model(model, part)
     save_tokenizer(tokenizer, part)
     notes = reference.compare(require_same_model(part, model, kind), kind, "the folder")

@@ -28,6 +28,7 @@ from ..models.gguf_tokenizer import add_tokenizer
 from ..models.quantised import empty_model, processor_of, row_order
 from ..weights.lazy import Lazy
 from .lora import PREFIX, Lora
+from .read_back import require_finite
 
 # By the name on the command line: the type of matrices, and the number that stands in the file for it.
 MATRIX_TYPES = {
@@ -133,7 +134,15 @@ def write_gguf(
     def add(name: str, value: Tensor) -> None:
         """A tensor of the model, in the file's order and type."""
         kind = _type(name, value.shape, matrices)
-        tensors[name] = value.shape, kind, lambda: gguf.quantize(_in_order(names, name, value), kind)
+
+        def content() -> NDArray[Any]:
+            with np.errstate(over="ignore"):
+                quantised = gguf.quantize(_in_order(names, name, value), kind)
+            if kind == Type.F16:
+                require_finite(np.isfinite(quantised), name, "float16")
+            return quantised
+
+        tensors[name] = value.shape, kind, content
 
     if source is None:
         for name, factors in describe(writer, model, names.architecture).items():

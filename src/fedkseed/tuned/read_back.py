@@ -107,6 +107,15 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(*pairs)
 
 
+def require_finite(is_finite: Any, name: str, kind: str) -> None:
+    """Refuse a tensor with numbers that its type can't hold, by which of them are finite."""
+    if not bool(is_finite.all()):
+        raise FedKSeedError(
+            f"{name} has numbers that {kind} can't hold, the largest number of float16 is 65,504; nothing was written. "
+            "Export in bfloat16 or float32 (--dtype, or --kind bf16 or f32)"
+        )
+
+
 def require_same_tokenizer(folder: Path, tokenizer: Any) -> None:
     """Refuse a folder whose tokenizer gives other tokens than one that was to be written to it."""
     again = load_tokenizer(str(folder))
