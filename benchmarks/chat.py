@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from rich.markup import escape
 from tests.cases.chat_formats import FORMATS
 from tests.models.llama_cpp import LlamaCpp
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -135,7 +136,13 @@ def main() -> None:
         same = {program: f"{sum(map(eq, each, every['fedkseed']))} of {len(each)}" for program, each in every.items()}
         text = load_tokenizer(base).decode(every["fedkseed"][0])
         rows.append(
-            {"model": Path(base).stem, "template": name or "its own", "loss": loss, **same, "first": text[-60:]}
+            {
+                "model": Path(base).stem,
+                "template": name or "its own",
+                "loss": loss,
+                **same,
+                "first": escape(repr(text[-60:])),
+            }
         )
     title = f"Questions whose prompt and first {COUNT} tokens are those of fedkseed"
     show(title, rows, as_json=given.json, notes={"commit": commit()})

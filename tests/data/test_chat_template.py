@@ -160,3 +160,42 @@ def test_of_several_templates_the_default_is_taken(tokenizer):
     tokenizer.chat_template = {"tool_use": "x"}
     with pytest.raises(FedKSeedError, match="has no chat template"):
         ChatTemplate.of(tokenizer, None)
+
+
+def test_an_earlier_answer_ends_by_the_token_that_the_template_writes_there(tokenizer):
+    """The way of gpt-oss: another token ends the last answer."""
+    tokenizer.add_tokens(["<next>"], special_tokens=True)
+    tokenizer.rows = None
+    end = "{% if m['role'] == 'assistant' and loop.last %}{{ eos_token }}{% else %}<next>{% endif %}"
+    tokenizer.chat_template = TURNS + end + "{% endfor %}" + ASK
+    assert decoded(tokenizer, encode(TWO, tokenizer, Wording("chat"))) == ["one<next>", "two<end>"]
+    assert Wording("chat").ends(tokenizer) == [tokenizer.eos_token_id]
+    tokenizer.chat_template = TURNS + end.replace("<next>", "") + "{% endfor %}" + ASK
+    with pytest.raises(FedKSeedError, match="the answer 'one' otherwise than it asks for one"):
+        encode(TWO, tokenizer, Wording("chat"))
+
+
+def test_words_that_end_an_answer_are_no_token_to_stop_at(tokenizer):
+    tokenizer.chat_template = TURNS + "\n#\n{% endfor %}" + ASK
+    assert Wording("chat").ends(tokenizer) == [tokenizer.eos_token_id]
+    tokenizer.chat_template = TURNS + " [done]{{ eos_token }}\n{% endfor %}" + ASK
+    assert ChatTemplate.of(tokenizer, None).end == tokenizer.eos_token_id
+    assert decoded(tokenizer, encode(TWO, tokenizer, Wording("chat"))) == ["one [done]<end>", "two [done]<end>"]
+
+
+def test_an_answer_that_is_not_counted_may_be_written_anew(tokenizer):
+    shown = "{{ m['content'] if loop.last else m['content'].split('>')[-1] }}{{ eos_token }}"
+    tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}]" + shown + "{% endfor %}" + ASK
+    turns = (Turn("user", "A?"), Turn("assistant", "<Hm>one", counted=False), Turn("user", "B?"))
+    encoded = encode(Example("B?", "two", turns=turns), tokenizer, Wording("chat"))
+    assert decoded(tokenizer, encoded) == ["two<end>"]
+
+
+def test_the_header_of_a_greeting_is_not_counted_where_the_request_is_in_the_loop(tokenizer):
+    """The way of OLMo 2: without messages it asks for nothing."""
+    tokenizer.chat_template = (
+        TURNS + "{{ eos_token }}{% if loop.last and add_generation_prompt %}[assistant]{% endif %}{% endfor %}"
+    )
+    turns = (Turn("assistant", "Hello."), Turn("user", "B?"))
+    encoded = encode(Example("B?", "two", turns=turns), tokenizer, Wording("chat"))
+    assert decoded(tokenizer, encoded) == ["Hello.<end>", "two<end>"]

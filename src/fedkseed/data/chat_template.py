@@ -18,7 +18,7 @@ from ..errors import FedKSeedError
 from .layouts import ASSISTANT, USER
 
 MAX_TEMPLATE = 1 << 16  # characters of a chat template, and of what it adds to a text; SmolLM2's has 368
-MAX_STEPS = 20_000  # that a chat template may take for a message; SmolLM2's takes fewer than 40
+MAX_STEPS = 20_000  # that a chat template may take for a conversation; SmolLM2's takes fewer than 40 a message
 SHOWN = 120  # characters of a rendering in an error
 INSTEAD = "use the template 'paper' or 'alpaca'"
 CLOCK = "strftime_now"  # transformers' function for templates that write the date
@@ -49,6 +49,7 @@ class ChatTemplate:
     tail: str  # what ends an answer, up to the first special token
     written: bool  # whether it is behind the last answer, too; else it is the header of the message after another
     closing: str  # special tokens behind the tail of the last answer
+    special: str  # a pattern of the tokenizer's special tokens
 
     @classmethod
     def of(cls, tokenizer: Any, day: date | None) -> "ChatTemplate":
@@ -65,16 +66,16 @@ class ChatTemplate:
 
     @property
     def end(self) -> int | None:
-        """The special token that ends an answer; None: there is none, or the text that ends one has several tokens."""
-        tokens = self.tokenizer(self.tail.lstrip(), add_special_tokens=False).input_ids if self.tail.strip() else []
-        return tokens[0] if len(tokens) == 1 else None
+        """The special token that ends an answer; None: there is none, or words end one."""
+        token = re.search(self.special, self.tail)
+        return self.tokenizer.convert_tokens_to_ids(token[0]) if token else None
 
     def render(self, messages: Messages, asks: bool = False) -> str:
         """The text of messages; with a request for an answer if it `asks`."""
         return _rendered(self.tokenizer, self.text, messages, asks)[0]
 
-    def answers(self, messages: Messages) -> tuple[str, list[Answer | None]]:
-        """The text of messages, and where each is an answer; None: it is none, or empty and not the last.
+    def answers(self, messages: Messages, wanted: Sequence[bool]) -> tuple[str, list[Answer | None]]:
+        """The text of messages, and where each is an answer; None: it is none, not wanted, or empty and not the last.
 
         Raises:
             FedKSeedError: an answer stands elsewhere than the template asks for it, or otherwise than it is.
@@ -83,7 +84,8 @@ class ChatTemplate:
         whole, marks = _rendered(self.tokenizer, self.text, messages, marked=has_marks)
         answers = list[Answer | None]()
         for k, message in enumerate(messages):
-            if message["role"] != ASSISTANT or not (message["content"].strip() or k == len(messages) - 1):
+            is_said = message["content"].strip() or k == len(messages) - 1
+            if message["role"] != ASSISTANT or not is_said or not wanted[k]:
                 answers.append(None)
                 continue
             answer = self._place(whole, messages, k, max((a.end for a in answers if a), default=0))
@@ -108,9 +110,12 @@ class ChatTemplate:
         except FedKSeedError:
             if k:
                 raise
+        header = self.header() if k <= 1 else ""  # of a greeting, for which some templates can't ask
         if asked and whole.startswith(asked):
             begin = len(asked)
-        elif k == 0 and (header := self.header()):  # a greeting, for which some templates can't ask
+            if header and not asked.endswith(header) and whole.startswith(header, begin):
+                begin += len(header)
+        elif k == 0 and header:
             begin = whole.find(header, at) + len(header)
         else:
             begin = len(whole)
@@ -126,14 +131,17 @@ class ChatTemplate:
         ended = [place for place in places if whole.startswith(self.tail, place.end)]
         if ended:
             return ended[0]._replace(end=ended[0].end + len(self.tail))
-        if places:
-            return places[0]
+        for place in places:  # an earlier answer may end by another token than the last
+            if token := re.compile(rf"\s*({self.special})").match(whole, place.end):
+                return place._replace(end=token.end())
         # A template may write the thought of an answer in a form of its own: what it adds to the request is the answer.
         alone = self.render(messages[: k + 1]) if begin < len(whole) else ""
         added = alone[begin:] if alone.startswith(whole[:begin]) else ""
         added = added[: added.rfind(self.tail) + len(self.tail)] if self.tail and self.written else added.rstrip()
         if added.strip() and whole.startswith(added, begin):
-            return Answer(begin, begin, begin + len(added))
+            end = begin + len(added)
+            behind = len(self.tail) if not self.written and whole.startswith(self.tail, end) else 0
+            return Answer(begin, begin, end + behind)
         written = whole[max(0, len(asked) - SHOWN // 2) :][:SHOWN]
         raise FedKSeedError(
             f"the model's chat template writes the answer {text[:40]!r} otherwise than it asks for one, and the loss "
@@ -176,7 +184,7 @@ def _tried(tokenizer: Any, text: str) -> ChatTemplate:
     if asked == plain and not behind_first.startswith(tail):
         tail = ""  # the template asks for an answer always, also behind the last
     header = re.match(rf"\s*({tokens})", behind_first) if not tail else None
-    shape = tuple(leads), header[0] if header else tail, bool(tail), closing[0] if closing else ""
+    shape = tuple(leads), header[0] if header else tail, bool(tail), closing[0] if closing else "", tokens
     return ChatTemplate(tokenizer, text, *shape)
 
 
@@ -206,7 +214,7 @@ def pinned(tokenizer: Any, day: date | None) -> str:
             f"give one date for all: [data] date = {date.today()}"
         )
     written = "".join(f" | replace({name!r}, {day.strftime(name)!r})" for name in DIRECTIVES)
-    return f"{{% macro {CLOCK}(format) %}}{{{{ format{written} }}}}{{% endmacro %}}{text}"
+    return f"{{% macro {CLOCK}(format) %}}{{{{ format{written} }}}}{{% endmacro %}}\n{text}"
 
 
 def _own_text(tokenizer: Any) -> str | None:

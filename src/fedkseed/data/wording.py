@@ -144,9 +144,9 @@ class Wording:
         """The exchanges in the one text that the chat template makes of a conversation."""
         template, turns = ChatTemplate.of(tokenizer, self.date), _turns(example)
         messages = _messages([*turns, Turn(ASSISTANT, example.response)])
-        whole, answers = template.answers(messages)
+        whole, answers = template.answers(messages, [*(turn.counted for turn in turns), True])
         exchanges, at, end = list[PromptedResponse](), 0, tokenizer.eos_token
-        missing = "" if template.written else template.tail.lstrip()  # behind the last answer
+        missing = "" if template.written else template.tail  # behind the last answer
         for answer, turn in zip(answers, [*turns, None], strict=True):
             if answer and answer.counted and (turn is None or turn.counted):
                 around = whole[answer.begin : answer.said], template.tail or end

@@ -101,7 +101,7 @@ def answers_to(model: Any, tokenizer: Any, examples: Sequence[Encoded], max_new_
     """Greedy answers to the prompts of examples, without what the chat template itself writes before an answer."""
     around = dict.fromkeys(encoded.around for encoded in examples if encoded.around is not None)
     ends = [tokenizer(end.strip(), add_special_tokens=False).input_ids for _, end in around]
-    ended = [tokens[0] for tokens in ends if len(tokens) == 1]
+    ended = [tokens[-1] for tokens in ends if tokens and tokens[-1] in tokenizer.added_tokens_decoder]
     prompts = [encoded.tokens[: encoded.prompt] for encoded in examples]
     answers = respond(model, tokenizer, prompts, max_new_tokens, ended)
     for k, encoded in enumerate(examples):
