@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable, Sequence
-from datetime import date, datetime, tzinfo
+from dataclasses import replace
+from datetime import UTC, date, datetime, tzinfo
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -213,6 +214,8 @@ def test_a_run_goes_on_after_midnight(tiny_model, recipe_for, tmp_path, monkeypa
     tuned = open_tuned(tmp_path / "whole")
     export(tuned, tmp_path / "hf")
     trained = shares.clients[0][0]
+    earlier = replace(tuned, wording=Wording("chat"))  # of a release that kept no date
+    assert earlier.words(of) == Wording("chat", date=datetime.now(UTC).date())
     of = load_tokenizer(str(tmp_path / "hf"))
     asks: Any = [{"role": turn.role, "content": turn.text} for turn in trained.example.turns]
     theirs = of.apply_chat_template(asks, add_generation_prompt=True, return_dict=False)

@@ -1,7 +1,7 @@
 """Tuned models on disk, whatever they are kept as: a run, an adapter file, a folder that `fedkseed export` wrote."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,10 @@ class TunedModel:
 
     def words(self, tokenizer: Any) -> Wording:
         """The wording of tuning; of a model that nobody knows to be tuned, its own chat template if it has one."""
-        if self.worded or not tokenizer.chat_template:
-            return self.wording
-        return Wording("chat", date=datetime.now(UTC).date() if uses_clock(tokenizer) else None)
+        words = self.wording if self.worded or not tokenizer.chat_template else Wording("chat")
+        if words.template == "chat" and words.date is None and uses_clock(tokenizer):
+            return replace(words, date=datetime.now(UTC).date())  # also of runs of releases that kept no date
+        return words
 
     def chat_tokenizer(self) -> Any:
         """The tokenizer with a chat template that puts messages in the model's words."""
