@@ -278,11 +278,8 @@ def encode_each(examples: Sequence[Example], tokenizer: Any, wording: Wording) -
             encoded.append(exchanges)
             continue
         pieces = [next(every) for _ in texts]
-        if _is_one_text(exchanges):  # each piece is the beginning of the next
-            if all(pieces[-1][: len(piece)] == piece for piece in pieces):
-                pieces = [pieces[-1][first:stop] for first, stop in pairwise([0, *map(len, pieces)])]
-            else:
-                pieces = tokens(_texts(exchanges, tokenizer))
+        if _is_one_text(exchanges):
+            pieces = _as_one_text(pieces, _texts(exchanges, tokenizer), tokens)
         text, spans = list(begin) if exchanges[-1].around is None else [], list[tuple[int, int]]()
         for prompt, answer in zip(pieces[::2], pieces[1::2], strict=True):
             spans.append((len(text) + len(prompt), len(text) + len(prompt) + len(answer)))
@@ -319,9 +316,29 @@ def _is_one_text(exchanges: Sequence[PromptedResponse]) -> bool:
 
 
 def _parts(exchanges: Sequence[PromptedResponse], tokenizer: Any) -> list[str]:
-    """The texts of an example to tokenise: up to each edge of an answer where they are one text, else each."""
+    """The texts of an example to tokenise: each; where they are one text, also all together, and the last prompt."""
     texts = _texts(exchanges, tokenizer)
-    return list(accumulate(texts)) if _is_one_text(exchanges) else texts
+    if not _is_one_text(exchanges):
+        return texts
+    return [*texts, "".join(texts), *(["".join(texts[:-1])] if len(texts) > 2 else [])]
+
+
+def _as_one_text(
+    pieces: Sequence[list[int]], texts: Sequence[str], tokens: Callable[[Sequence[str]], list[list[int]]]
+) -> list[list[int]]:
+    """The tokens of each of some texts that are tokenised as one; where one reaches over an edge, those of each apart.
+
+    Args:
+        pieces: the tokens of `_parts`.
+    """
+    apart, whole = [*pieces[: len(texts)]], pieces[len(texts)]
+    asked = pieces[-1] if len(texts) > 2 else apart[0]
+    if list(chain(*apart)) == whole and whole[: len(asked)] == asked:
+        return apart
+    beginnings = tokens(list(accumulate(texts)))
+    if all(whole[: len(beginning)] == beginning for beginning in beginnings):
+        return [whole[first:stop] for first, stop in pairwise([0, *map(len, beginnings)])]
+    return apart
 
 
 def packed(texts: Sequence[Encoded], limit: int, tokenizer: Any) -> list[Encoded]:
