@@ -62,7 +62,7 @@ def require_readable(folder: Path) -> None:
     for file in files:
         try:
             with safe_open(file, "pt") as tensors:
-                kinds = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+                kinds = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 - it is no mapping
         except SafetensorError as error:
             raise FedKSeedError(f"{file} is damaged or not complete: {first_line(error)}; get it again") from error
         for name, kind in kinds.items():
