@@ -2,19 +2,42 @@
 
 import json
 import re
+from dataclasses import replace
+from time import monotonic
+from tomllib import loads
 
 import pytest
 
-from fedkseed.data.federated import share_out
+from fedkseed import Simulation
+from fedkseed.data.federated import own_held_out, share_out
+from fedkseed.evaluation.statistics import Estimate
 from fedkseed.models.load import load_tokenizer
-from fedkseed.planning.init import RATES, DataSummary, draft, summary
+from fedkseed.network.protocol.client.policy import Policy
+from fedkseed.network.protocol.networked_recipe import recipe_for_clients
+from fedkseed.network.protocol.server.serving import begin
+from fedkseed.planning.init import RATES, DataSummary, draft, first_recipe, measured, summary, with_measured
+from fedkseed.planning.tune import Trial, Tuning
 from fedkseed.recipe.algorithms import ALGORITHMS, ONE, TWO
-from fedkseed.recipe.reading import own_recipe
+from fedkseed.recipe.reading import changed, own_recipe, parse, tables
 from fedkseed.recipe.rules import checked_algorithm
+from fedkseed.run.eps_ladder import Rung, Scalars
+from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
 
 from ..commands import documented, fedkseed, refused
 from ..conftest import rows
+
+
+def parts_of(folder, count=3):
+    """A folder with a file of labelled rows for each of some clients."""
+    folder.mkdir()
+    for number in range(count):
+        made = [{"q": f"Is {k} odd?", "a": ["no", "yes"][k % 2]} for k in range(number, 60, count)]
+        (folder / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    return folder
+
+
+NAMED = ["--column", "instruction=q", "--column", "response=a"]
 
 
 def test_the_recipe_runs_as_it_is(data_file, model_folder, tmp_path):
@@ -34,14 +57,8 @@ def test_the_recipe_runs_as_it_is(data_file, model_folder, tmp_path):
 
 
 def test_labels_columns_and_a_folder_are_seen(model_folder, tmp_path):
-    (tmp_path / "parts").mkdir()
-    for number in range(3):
-        made = [{"q": f"Is {k} odd?", "a": ["no", "yes"][k % 2]} for k in range(number, 60, 3)]
-        (tmp_path / "parts" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
-    named = ["--column", "instruction=q", "--column", "response=a"]
-    path = tmp_path / "r.toml"
-    asked = ["--data", tmp_path / "parts", "--model", model_folder, "--no-estimate"]
-    document = documented("init", path, *asked, *named)
+    path, parts = tmp_path / "r.toml", parts_of(tmp_path / "parts")
+    document = documented("init", path, "--data", parts, "--model", model_folder, "--no-estimate", *NAMED)
     assert (document["data"]["rows"], document["data"]["labels"], document["data"]["files"]) == (60, 2, 3)
     assert document["costs"] is None
     recipe = own_recipe(path)
@@ -146,3 +163,92 @@ def test_clients_by_column_are_proposed_in_comments_and_written_if_named(tmp_pat
         assert share_out(recipe, tokenizer).names == ["d0", "d1", "d2"], name
     assert own_recipe(tmp_path / "more.toml").evaluation.best == "loss"
     assert len(share_out(own_recipe(tmp_path / "more.toml"), tokenizer).sets) == 2
+
+
+@pytest.mark.parametrize("algorithm", ["fedkseed-backprop", "fedkseed-plus"])
+def test_the_rate_that_is_measured_lowers_the_loss_of_the_whole_run(algorithm, data_file, model_folder):
+    asked = {"task": None, "algorithm": algorithm, "clients": None}
+    _, text, recipe, _ = first_recipe(str(data_file), {}, str(model_folder), **asked)
+    costs, tuning = measured(recipe, monotonic(), Silent())
+    assert (costs.step_seconds > 0, len(tuning.trials) > 2, tuning.spent) == (True, True, False)
+    found, warning = with_measured(text, tuning)
+    assert warning == ""
+    (line,) = re.findall(r"(?m)^lr = .*$", found)
+    assert re.search(r" # measured: loss \d\S+ -> \d\S+ in \d+ steps of 2 clients; \d+ rates tried$", line)
+    simulation = Simulation(parse(changed(loads(found), ["training.rounds=3"])))
+    setup, state = simulation.setup, simulation.strategy.server.init()
+    before = setup.score(simulation.shares.held_out, "", False, simulation.metrics).means["loss"]
+    for _ in range(3):
+        state, _ = simulation.round(state)
+    setup.load(state)
+    assert setup.score(simulation.shares.held_out, "", False, simulation.metrics).means["loss"] < before
+
+
+def tuning_of(*trials: Trial, spent: bool = False) -> Tuning:
+    return Tuning(parse({"model": {"name": "m"}}), [0, 1], 4, before=[3.0, 2.0], trials=[*trials], spent=spent)
+
+
+@pytest.mark.parametrize(
+    ("tuning", "line", "warned"),
+    [
+        (tuning_of(Trial(1e-5, [2.0, 1.01])), "lr = 1e-5 # measured: loss 2.5 -> 1.505 in 8 steps of 2 clients", False),
+        (tuning_of(spent=True), "lr = 3e-7 # not measured: 8 steps of 2 clients would have passed the minute", True),
+        (
+            tuning_of(Trial(4e-5, [4.0, 3.0]), Trial(1e-5, [], "the loss is not finite"), spent=True),
+            "lr = 2.5e-6 # a guess: none of 2 rates tried, then the minute was over (4e-05, 1e-05) lowered the loss",
+            True,
+        ),
+        (tuning_of(Trial(4e-5, [2.0, 2.5])), "lr = 4e-5 # a guess: none of 1 rates tried (4e-05) lowered", True),
+    ],
+)
+def test_the_line_of_the_rate_says_how_it_was_found(tuning, line, warned):
+    text, warning = with_measured("steps = 4\nlr = 7.0 # old\nrounds = 1\n", tuning)
+    assert text.splitlines()[1].startswith(line)
+    assert (text.splitlines()[0], text.splitlines()[2:]) == ("steps = 4", ["rounds = 1"])
+    assert ("--minutes 20" in warning) == warned
+
+
+def test_the_eps_that_is_measured_stands_before_the_rate():
+    rung = Rung(1e-3, 8.0, 0.1, 0.1, 0.01, 0.0)
+    tuning = replace(tuning_of(Trial(1e-5, [2.0, 1.0])), scalars=Scalars([rung], 0.0, 4, 100.0, Estimate(1, 0)))
+    text, _ = with_measured("[training]\nlr = 7.0 # old\n", tuning)
+    assert re.fullmatch(r"\[training\]\neps = 0.001 # measured: .*\nlr = 1e-5 # measured: .*\n", text)
+
+
+@pytest.mark.parametrize("one_file", [False, True])
+def test_a_recipe_for_a_network_is_served_as_it_is(one_file, tmp_path, model_folder):
+    parts, path = parts_of(tmp_path / "parts"), tmp_path / "r.toml"
+    asked = ["--model", model_folder, "--network", *NAMED]
+    data = [parts / "0.jsonl", "--clients", 3] if one_file else [parts]
+    done = fedkseed("init", path, "--data", *data, *asked)
+    assert done.exit_code == 0, done.output
+    assert f"serve it with: fedkseed serve {path} --certs KEYS" in done.output
+    assert "warning" not in done.output
+    assert re.search(r"(?m)^lr = .* # measured: ", path.read_text())
+    recipe = begin(path, (), tmp_path / "run")
+    Policy().require(parse(tables(recipe_for_clients(recipe, 3))))
+    held_out, _ = own_held_out(recipe, load_tokenizer(str(model_folder)))
+    assert recipe.clients.cohort == 3
+    assert len(held_out.examples) == recipe.evaluation.generated == (2 if one_file else 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["0.jsonl", "--network"], "is one file, and says no number of clients; add it, as --clients 3"),
+        (["0.jsonl", "--network", "--clients", 3, "--algorithm", "evofed"], "clients of evofed have to remember"),
+        ([".", "--clients", 5], "has 3 files, one a client; leave --clients out"),
+    ],
+)
+def test_what_a_network_or_a_folder_contradicts_is_refused(arguments, message, tmp_path, model_folder):
+    parts = parts_of(tmp_path / "parts")
+    source, *more = arguments
+    asked = ["--data", parts / source, "--model", model_folder, "--no-estimate", *NAMED]
+    assert message in refused("init", tmp_path / "r.toml", *asked, *more)
+
+
+def test_clients_whose_policy_has_to_be_widened_are_a_warning(tmp_path, model_folder):
+    asked = ["--model", model_folder, "--no-estimate", "--network", "--algorithm", "fedavg", *NAMED]
+    done = fedkseed("init", tmp_path / "r.toml", "--data", parts_of(tmp_path / "parts"), *asked)
+    assert done.exit_code == 0, done.output
+    assert "default refuse this recipe: the server's recipe asks for [training] algorithm = 'fedavg'" in done.output

@@ -17,7 +17,18 @@ from fedkseed import FedKSeedError, Simulation, load_recipe, project
 from fedkseed.evaluation.statistics import Estimate
 from fedkseed.models.load import load_model
 from fedkseed.models.loss import graph_loss
-from fedkseed.planning.tune import MAX_TRIALS, RATE_FACTOR, Bench, Trial, Tuning, limits, rates, try_rates, tune
+from fedkseed.planning.tune import (
+    MAX_TRIALS,
+    RATE_FACTOR,
+    Bench,
+    Trial,
+    Tuning,
+    limits,
+    rates,
+    search,
+    try_rates,
+    tune,
+)
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.schema import Recipe
 from fedkseed.run.eps_ladder import LADDER, Rung, Scalars, judge, measure
@@ -172,6 +183,39 @@ def test_a_gain_that_may_be_luck_is_not_suggested():
     assert found.alike == [sure.lr, luck.lr]
     assert replace(found, trials=[luck]).lr is None
     assert replace(found, trials=[luck]).suggested == found.recipe
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "seconds", "short"),
+    [
+        ("fedkseed", 0.1, (3, 2, 24)),
+        ("fedkseed", 2.0, (1, 2, 24)),
+        ("fedkseed", 1e4, None),
+        ("fedkseed-plus", 0.1, (1, 2, 24)),
+        ("fedkseed-plus", 3.5, (1, 1, 8)),
+        ("fedkseed-plus", 1e4, None),
+    ],
+)
+def test_trials_of_a_short_search_are_as_long_as_its_time_allows(recipe, algorithm, seconds, short):
+    simulation = Simulation(training(recipe, algorithm=algorithm))  # with two clients a round and three steps
+    found = search(simulation.recipe, simulation, 30.0, step_seconds=seconds, clock=lambda: 0.0)
+    assert (found.spent, bool(found.trials)) == (short is None, short is not None)
+    assert short in (None, (found.steps, len(found.cohort), len(found.before)))
+
+
+def test_one_step_that_is_scaled_is_the_round_of_each_rate(recipe):
+    simulation = Simulation(training(recipe, algorithm="fedkseed-plus"))
+    bench, rounds, settings = Bench(simulation), Bench(simulation), simulation.strategy.settings
+    assert settings.derivatives is not None
+    of_one_step = replace(settings.derivatives, steps=1)
+
+    def strategy_of(lr: float):
+        return simulation.setup.algorithm.strategy_of(replace(settings, derivatives=replace(of_one_step, lr=lr)))
+
+    bench.take_step(strategy_of(3e-4), 3e-4, simulation.cohort(0))
+    for lr in (1e-5, 1e-3):
+        scaled, own = bench.trial(strategy_of(lr), lr), rounds.trial(strategy_of(lr), lr)
+        assert scaled.losses == pytest.approx(own.losses, rel=1e-5)
 
 
 def test_a_clip_is_suggested_that_honest_scalars_hardly_reach():

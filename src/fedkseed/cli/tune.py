@@ -4,7 +4,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Exit, Option
@@ -13,6 +14,9 @@ from ..errors import INTERRUPTED, FedKSeedError
 from ..report.bars import Bars
 from ..report.terminal import console, print_json, say
 from .options import BaseModel, Changes, Directory, Json, Output, RecipeFile, end_run, require_new
+
+if TYPE_CHECKING:
+    from ..recipe.schema import Recipe
 
 TensorBoard = Annotated[
     bool, Option("--tensorboard", help="Also write TensorBoard's files; other trackers: report.to.")
@@ -70,13 +74,20 @@ def init(
     task: Annotated[str | None, Option(help="answers, or labels of a few kinds; default: by the responses.")] = None,
     clients: Annotated[int | None, Option(help="Number of clients; default: by the number of rows.", min=2)] = None,
     algorithm: Annotated[str, Option(help="A name of the table in docs/algorithms.md.")] = "fedkseed-backprop",
-    estimate: Annotated[bool, Option(help="Load the model and measure what the run would cost.")] = True,
+    network: Annotated[
+        bool,
+        Option("--network", help="For `fedkseed serve`: clients have files of their own; the data is the server's."),
+    ] = False,
+    estimate: Annotated[
+        bool, Option(help="Load the model, measure what the run would cost, and search the rate: one minute in all.")
+    ] = True,
     keys: Annotated[bool, Option("--keys", help="Print all keys of a recipe, as Markdown, and stop.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a first recipe for your data, with comments, and say what its run would cost.
 
-    The data is read: its rows, lengths and categories decide the recipe's numbers. On a terminal, data and model are
+    The data is read: its rows, lengths and categories decide the recipe's numbers. The learning rate is that which
+    lowers the loss most in short trials from the base model, until a minute is over. On a terminal, data and model are
     asked for if they are not given.
     """
     if keys:
@@ -84,11 +95,6 @@ def init(
 
         print(reference())
         return
-    from ..files import write_atomically
-    from ..planning.forecast import forecast
-    from ..planning.init import first_recipe
-    from ..report.tables import print_forecast
-
     require_new(output)
     columns = dict[str, str]()
     for text in column or ():
@@ -97,19 +103,36 @@ def init(
             raise FedKSeedError(f"--column takes FIELD=NAME, as instruction=question, got {text!r}")
     source = data or _prompted("data", "a file with your rows")
     name = model or _prompted("model", "a folder or .gguf file")
-    summary, text, recipe, notes = first_recipe(source, columns, name, task=task, algorithm=algorithm, clients=clients)
-    with Bars(0) as bars:
-        costs = forecast(recipe, bars) if estimate else None
+    begin = monotonic()
+    from ..files import write_atomically
+    from ..planning.init import first_recipe, measured, with_measured
+    from ..report.tables import print_forecast, tuning_table
+
+    settings = {"task": task, "algorithm": algorithm, "clients": clients, "network": network}
+    summary, text, recipe, notes = first_recipe(source, columns, name, **settings)
+    costs, rate, warnings = None, None, list[str]()
+    if network:
+        recipe, refusal = _networked(recipe)
+        warnings += refusal
+    if estimate:
+        with Bars(0) as bars:
+            costs, tuning = measured(recipe, begin, bars)
+        rate = tuning_table(tuning)
+        text, warning = with_measured(text, tuning)
+        warnings += [warning] * bool(warning)
     write_atomically(output, text.encode(), 0o666)
     if as_json:
-        print_json({"output": output, "data": summary, "costs": costs, "notes": notes})
+        print_json({"output": output, "data": summary, "costs": costs, "rate": rate, "notes": [*notes, *warnings]})
         return
     for line in () if estimate else notes:  # an estimate has said them
         say(line)
     say(text)
     if costs is not None:
         print_forecast(costs)
-    say(f"wrote {output}; run it with: fedkseed run {output}")
+    for line in warnings:
+        say(line)
+    how = f"serve it with: fedkseed serve {output} --certs KEYS" if network else f"run it with: fedkseed run {output}"
+    say(f"wrote {output}; {how}")
 
 
 def resume(
@@ -200,6 +223,19 @@ def compare(
         print_json(rows)
     else:
         print_costs(rows, parsed.training.steps)
+
+
+def _networked(recipe: "Recipe") -> "tuple[Recipe, list[str]]":
+    """A recipe with the defaults of `serve`, and a warning where clients refuse it unless their owners allow more."""
+    from ..network.protocol.client.policy import Policy
+    from ..network.protocol.networked_recipe import with_network_defaults
+
+    recipe = with_network_defaults(recipe)
+    try:
+        Policy().require(recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": {}})}))
+    except FedKSeedError as error:
+        return recipe, [f"warning: clients whose owners allow no more than the default refuse this recipe: {error}"]
+    return recipe, []
 
 
 def _prompted(what: str, hint: str) -> str:

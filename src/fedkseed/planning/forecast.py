@@ -53,7 +53,11 @@ def forecast(recipe: Recipe, progress: Progress | None = None) -> Forecast:
     Raises:
         FedKSeedError: the recipe can't be run.
     """
-    simulation = Simulation(recipe.absolute(), progress)
+    return forecast_of(Simulation(recipe.absolute(), progress))
+
+
+def forecast_of(simulation: Simulation) -> Forecast:
+    """The costs of a run by its simulation, which is then as it was; see `forecast`."""
     recipe, shares = simulation.recipe, simulation.shares
     cohort, every = simulation.cohort(0), recipe.evaluation.every
     down, up = _bytes(simulation, cohort)

@@ -4,9 +4,10 @@ import datetime
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from tomllib import loads
 from typing import Any, Literal
 
@@ -17,19 +18,29 @@ from ..data.federated import share_out
 from ..data.file_formats import is_saved, open_rows
 from ..data.layouts import CONVERSATIONS, LAYOUTS, normalised
 from ..data.sources import DataFile, Reader, require_columns
-from ..data.split import rows_of
+from ..data.split import DEFAULT_CATEGORY, rows_of
 from ..errors import FedKSeedError
 from ..models.load import load_tokenizer
 from ..recipe.algorithms import ONE, OUTPUT, TWO, algorithm_of
 from ..recipe.reading import parse
-from ..recipe.schema import DataTable, ModelTable, Recipe, TrainingTable
+from ..recipe.rules import Where, require_legal
+from ..recipe.schema import ClientsTable, DataTable, ModelTable, Recipe, TrainingTable
+from ..run.progress import Progress
+from ..run.simulation import Simulation
+from .forecast import Forecast, forecast_of
+from .tune import RATE_FACTOR, Tuning, search
 
 TASKS = ("answers", "labels")
+SECONDS = 55.0  # of `init` in all: no trial of a rate is begun that would pass it
 MAX_LABELS = 32  # different responses, up to which they are taken for labels; the metric `choice` takes no more
 MAX_CLIENTS, ROWS_A_CLIENT = 20, 20  # the most clients of a draft, and the rows that each has on average, at least
 TOKEN_STEP = 32  # max_tokens is a multiple of this
 HELD_OUT = 0.1  # share of the rows
 RATES = {"fedkseed-backprop": 6e-5, "fedkseed-plus": 1e-5}  # of results/classification/small and recipes/dolly.toml
+MEASURE_MORE = (
+    "give `fedkseed tune RECIPE --minutes 20 --output NEW` more time; where that finds none, look at the rows "
+    "(`fedkseed preview RECIPE`), or take another model"
+)
 MAX_OWNERS = 200  # different values of a column, up to which they may be clients
 # Words in the names of columns whose values are often the parties that hold the rows.
 OWNER_WORDS = {
@@ -64,14 +75,25 @@ class DataSummary:
 
 
 def first_recipe(
-    source: str, columns: dict[str, str], model: str, *, task: str | None, algorithm: str, clients: int | None
+    source: str,
+    columns: dict[str, str],
+    model: str,
+    *,
+    task: str | None,
+    algorithm: str,
+    clients: int | None,
+    network: bool = False,
 ) -> tuple[DataSummary, str, Recipe, list[str]]:
-    """Read the data and write a recipe for it; returns a summary, the recipe's text, the recipe, and a run's notes.
+    """Read the data and write a recipe for it; returns a summary, the recipe's text, a recipe, and a run's notes.
+
+    The recipe is that of the text; over a network, of a run on this machine in which the server's rows stand for
+    theirs.
 
     Args:
         columns: field -> column, for those that don't have a usual name.
         task: one of TASKS; None: by the responses.
-        clients: number of them; None: by the number of rows.
+        clients: number of them; None: by the number of rows, or one for each file of a folder.
+        network: whether clients have files of their own, and the data is the server's.
 
     Raises:
         FedKSeedError: the data can't be read or is too small, or a run would refuse the recipe.
@@ -81,8 +103,17 @@ def first_recipe(
     algorithm_of(algorithm)  # refuses an unknown one before the data is read
     tokenizer = load_tokenizer(model)
     data = summary(source, columns, tokenizer, algorithm)
-    text = draft(data, model, task or data.task, algorithm, clients)
+    if data.files and clients not in (None, data.files):
+        raise FedKSeedError(f"--clients {clients}: {source} has {data.files} files, one a client; leave --clients out")
+    if network and not data.files and clients is None:
+        raise FedKSeedError(f"--network: {source} is one file, and says no number of clients; add it, as --clients 3")
+    text = draft(data, model, task or data.task, algorithm, clients, network)
     recipe = parse(loads(text))
+    if network:
+        require_legal(recipe, Where.NETWORK)
+        if not data.files:
+            alike = {"split": "even", "count": clients, "cohort": recipe.clients.cohort, "min_examples": 1}
+            recipe = recipe.model_copy(update={"clients": ClientsTable.model_validate(alike)})
     return data, text, recipe, share_out(recipe, tokenizer).notes  # refuses what a run would refuse
 
 
@@ -180,24 +211,30 @@ def _words(column: str) -> set[str]:
     return set(re.split(r"[^a-z]+", normalised(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column))))
 
 
-def draft(data: DataSummary, model: str, task: str, algorithm: str, clients: int | None = None) -> str:
+def draft(
+    data: DataSummary, model: str, task: str, algorithm: str, clients: int | None = None, network: bool = False
+) -> str:
     """The text of a recipe, with comments.
 
     Args:
         task: one of TASKS.
         algorithm: a name of ALGORITHMS.
         clients: number of them; None: by the number of rows.
+        network: whether clients have files of their own, and the data is the server's.
     """
     named = data.owners[1] if data.owners and "client" in data.columns and clients is None else 0
     count = data.files or clients or named or max(2, min(MAX_CLIENTS, data.rows // ROWS_A_CLIENT))
     usual, long, longest = data.tokens
     share = f"{100 * data.too_long / data.rows:.3g} %"
     left_out = f"{data.too_long:,} rows ({share}) are longer and left out" if data.too_long else "none is left out"
-    held_out = max(2, min(64, round(HELD_OUT * data.rows)))  # as many rows as a run holds out
+    share_of_rows = f"held_out = {HELD_OUT} # share of the rows that no client trains on; or the name of a category"
+    category = f"each client leaves out; where this file has no rows of it, {HELD_OUT:g} of them"
+    kept, of_category = DEFAULT_CATEGORY, data.categories.get(DEFAULT_CATEGORY, 0) if network else 0
+    held_out = max(2, min(64, of_category or round(HELD_OUT * data.rows)))  # as many rows as a run holds out
     uneven = len(data.categories) > 1
-    split = "files" if data.files else "column" if named else "dirichlet" if uneven else "even"
+    split = "files" if data.files or network else "column" if named else "dirichlet" if uneven else "even"
     splits = {
-        "files": "one client for each file of the folder",
+        "files": "each client has a file of its own" if network else "one client for each file of the folder",
         "column": f"one client for each of the {count} values of that column",
         "dirichlet": "clients have uneven shares of the categories, see alpha",
         "even": "clients have equal shares",
@@ -215,11 +252,11 @@ def draft(data: DataSummary, model: str, task: str, algorithm: str, clients: int
         *([f"date = {data.date} # that the chat template writes"] if data.date else []),
         f"max_tokens = {data.max_tokens} # examples have {usual} tokens as the median, {long} at 95 %, {longest} at "
         f"most: {left_out}",
-        f"held_out = {HELD_OUT} # share of the rows that no client trains on; or the name of a category",
+        f"held_out = {_toml(kept)} # a category, which {category}" if network else share_of_rows,
         "\n[clients]",
         f"split = {_toml(split)} # {splits[split]}",
         *([] if split in ("files", "column") else [f"count = {count}"]),
-        *(_owners_as_clients(*data.owners, data.columns) if data.owners and not named else []),
+        *(_owners_as_clients(*data.owners, data.columns) if data.owners and not named and not network else []),
         f"cohort = {min(4, count)} # clients of a round",
         *(["alpha = 0.5 # smaller is more uneven"] if split == "dirichlet" else []),
         "min_examples = 1",
@@ -247,18 +284,57 @@ def _training(algorithm: str) -> list[str]:
     backward = "with a pass back through the model; fedkseed-plus needs none"
     why = "clients run the model forward only" if zeroth_order or row.local == OUTPUT else backward
     steps, papers = (200, "; the paper's number") if zeroth_order else (4, "")
-    searched = "`fedkseed tune RECIPE` finds a better one in minutes"
-    of_derivatives, rate = algorithm in RATES, f"lr = {RATES.get(algorithm, row.lr):g}".replace("e-0", "e-")
+    searched = "not measured; `fedkseed tune RECIPE` does"
+    of_derivatives, rate = algorithm in RATES, f"lr = {_number(RATES.get(algorithm, row.lr))}"
     return [
         "\n[training]",
         f"algorithm = {_toml(algorithm)} # {why}; docs/algorithms.md compares them",
         "rounds = 10",
         f"steps = {steps} # of a client in a round{papers}",
         "batch_size = 4",
-        *([] if of_derivatives else [f"{rate} # the paper's; {searched}"]),
+        *([] if of_derivatives else [f"{rate} # the paper's, {searched}"]),
         'schedule = "linear"',
-        *(["\n[derivatives]", f"{rate} # {searched}"] if of_derivatives else []),
+        *(["\n[derivatives]", f"{rate} # of other runs, {searched}"] if of_derivatives else []),
     ]
+
+
+def measured(recipe: Recipe, begin: float, progress: Progress) -> tuple[Forecast, Tuning]:
+    """The costs of a run, and the rate that is measured until SECONDS after `begin`, by one model that is loaded once.
+
+    Raises:
+        FedKSeedError: the recipe can't be run, or the base model's losses are not finite.
+    """
+    with closing(Simulation(recipe.absolute(), progress)) as simulation:
+        costs = forecast_of(simulation)
+        return costs, search(recipe, simulation, begin + SECONDS, step_seconds=costs.step_seconds)
+
+
+def with_measured(text: str, tuning: Tuning) -> tuple[str, str]:
+    """The text of a recipe with the rate that was measured, and eps where there is one; and a warning, or nothing.
+
+    Where no rate has lowered the loss for sure, the recipe gets one that is lower than all that have raised it.
+    """
+    trials, lr = tuning.trials, tuning.lr
+    rates = f"{len(trials)} rates tried" + (", then the minute was over" if tuning.spent else "")
+    steps = f"{tuning.steps * len(tuning.cohort)} steps of {len(tuning.cohort)} clients"
+    if lr is not None:
+        before, after = fmean(tuning.before), next(trial.mean for trial in trials if trial.lr == lr)
+        why = f"measured: loss {before:.4g} -> {after:.4g} in {steps}; {rates}"
+    elif not trials:
+        lr, why = tuning.recipe_lr, f"not measured: {steps} would have passed the minute"
+    else:
+        tried, raised = ", ".join(f"{trial.lr:g}" for trial in trials), tuning.best.change(tuning.before).mean >= 0
+        lr = float(f"{min(trial.lr for trial in trials) / RATE_FACTOR:.1e}") if raised else tuning.best.lr
+        why = f"a guess: none of {rates} ({tried}) lowered the loss for sure in {steps}"
+    warning = "" if tuning.lr else f"warning: lr = {_number(lr)} is {why}: {MEASURE_MORE}"
+    lines = [f"lr = {_number(lr)} # {why}"]
+    if tuning.eps is not None:
+        lines.insert(0, f"eps = {tuning.eps:g} # measured: the least error by rounding and curvature")
+    return re.sub(r"(?m)^lr = .*$", "\n".join(lines), text), warning
+
+
+def _number(rate: float) -> str:
+    return f"{rate:g}".replace("e-0", "e-")
 
 
 def _owners_as_clients(column: str, count: int, named: dict[str, str]) -> list[str]:

@@ -18,6 +18,7 @@ from ..evaluation.statistics import Estimate, Evaluation, paired_change, require
 from ..randomness import Purpose, generator
 from ..recipe.algorithms import algorithm_of
 from ..recipe.schema import Recipe
+from ..round import run_round
 from ..run.eps_ladder import Clock, Scalars, measure
 from ..run.progress import Progress
 from ..run.simulation import Simulation
@@ -25,6 +26,8 @@ from ..strategy import Strategy
 
 TRIAL_EXAMPLES = 64  # number of the clients' training examples on which trials are compared
 TRIAL_STEPS = 32  # of all clients of a trial together
+SHORT_EXAMPLES, SHORT_TRIALS = 32, 5  # of a search that takes seconds: its examples, and rates that it should try
+EVALUATED_IN_A_STEP = 12  # examples that are evaluated in about the time of a step on a batch of 4
 RATE_FACTOR = 4  # between learning rates; the best one times and over √RATE_FACTOR are tried last
 MAX_TRIALS = 12  # at most
 NORM_MARGIN = 1.5  # times the usual norm of a client's change
@@ -151,21 +154,38 @@ def tune(
     Raises:
         FedKSeedError: the recipe can't be run, or the base model's losses are not finite.
     """
-    begin, training = clock(), recipe.training
+    begin = clock()
     # Worker processes would not see the trials' strategies.
     one_by_one = recipe.clients.model_copy(update={"at_once": 1})
     # Masks leave the mean change as it is, and of noise nothing is known that would be worth its trials.
     clear = recipe.model_copy(update={"clients": one_by_one, "secure": None, "privacy": None})
     with closing(Simulation(clear, progress)) as simulation:
-        cohort = simulation.cohort(0)
-        usual = (derives(recipe) and recipe.derivatives.steps) or training.steps
-        tuning = Tuning(recipe, cohort, steps or min(usual, max(1, TRIAL_STEPS // len(cohort))))
-        if not algorithm_of(training.algorithm).differentiates:
-            scalars = tuning.scalars = measure(simulation, begin + 30 * minutes, clock)
-            size = scalars.best.scalar if training.wire == "sign" else 1.0
-            alone, together = limits(scalars.curvature, training.probes, simulation, cohort, size)
-            tuning.client_limit, tuning.cohort_limit = alone, together
-        try_rates(simulation, tuning, begin + 60 * minutes, clock)
+        return search(recipe, simulation, begin + 60 * minutes, steps, clock=clock)
+
+
+def search(
+    recipe: Recipe,
+    simulation: Simulation,
+    until: float,
+    steps: int | None = None,
+    step_seconds: float | None = None,
+    clock: Clock = time.monotonic,
+) -> Tuning:
+    """Find eps and lr for a recipe until a point of time, by a simulation of it.
+
+    Args:
+        steps: see `tune`.
+        step_seconds: of a local step, for a search that takes less than a minute, see `shorten`.
+    """
+    training, cohort = recipe.training, simulation.cohort(0)
+    usual = (derives(recipe) and recipe.derivatives.steps) or training.steps
+    tuning = Tuning(recipe, cohort, steps or min(usual, max(1, TRIAL_STEPS // len(cohort))))
+    if not algorithm_of(training.algorithm).differentiates:
+        scalars = tuning.scalars = measure(simulation, (clock() + until) / 2, clock)
+        size = scalars.best.scalar if training.wire == "sign" else 1.0
+        alone, together = limits(scalars.curvature, training.probes, simulation, cohort, size)
+        tuning.client_limit, tuning.cohort_limit = alone, together
+    try_rates(simulation, tuning, until, step_seconds, clock)
     return tuning
 
 
@@ -188,12 +208,25 @@ def limits(
     return alone, alone / float(np.sum((held / held.sum()) ** 2))
 
 
-def try_rates(simulation: Simulation, tuning: Tuning, until: float, clock: Clock = time.monotonic) -> None:
+def try_rates(
+    simulation: Simulation,
+    tuning: Tuning,
+    until: float,
+    step_seconds: float | None = None,
+    clock: Clock = time.monotonic,
+) -> None:
     """Add trials to the results until `rates` ends or the time is over; the model is w₀ afterwards."""
-    recipe, bench, longest = simulation.recipe, Bench(simulation), 0.0
-    strategy = _with_settings(recipe, simulation.strategy, steps=tuning.steps, eps=tuning.eps or recipe.training.eps)
-    tuning.before = bench.losses(strategy.server.init(), "training examples, base model")
+    recipe, examples, longest = simulation.recipe, TRIAL_EXAMPLES, 0.0
+    if step_seconds is not None:
+        examples, longest = shorten(tuning, step_seconds, until - clock())
+    if tuning.spent:
+        return
+    bench = Bench(simulation, examples)
+    tuning.before = bench.losses(simulation.strategy.server.init(), "training examples, base model")
     require_finite(Evaluation(tuning.before), recipe.model.name, recipe.model.dtype, "training rows")
+    strategy = _with_settings(recipe, simulation.strategy, steps=tuning.steps, eps=tuning.eps or recipe.training.eps)
+    if step_seconds is not None and derives(recipe):
+        bench.take_step(_with_settings(recipe, strategy, lr=tuning.recipe_lr), tuning.recipe_lr, tuning.cohort)
     for lr in rates(tuning, tuning.recipe_lr):
         begin = clock()
         tuning.spent = begin + longest > until
@@ -204,6 +237,27 @@ def try_rates(simulation: Simulation, tuning: Tuning, until: float, clock: Clock
         simulation.progress.note(f"lr {lr:g}: " + (trial.failure or f"loss {change.text('+', 5)}"))
         longest = max(longest, clock() - begin)
     simulation.setup.load(simulation.strategy.server.init())
+
+
+def shorten(tuning: Tuning, step_seconds: float, seconds: float) -> tuple[int, float]:
+    """Make trials so short that SHORT_TRIALS of them fit into some time; the examples and the seconds of one.
+
+    Where clients take derivatives along all directions, one step of each is taken once, and scaled for each rate; of
+    fewer clients where they take too long. Others take fewer steps. The time is spent if not even two trials fit.
+    """
+    cohort, once, examples, each = tuning.cohort, derives(tuning.recipe), SHORT_EXAMPLES, 0.0
+    sizes = [(tuning.steps >> halvings, len(cohort), SHORT_EXAMPLES) for halvings in range(tuning.steps.bit_length())]
+    if once:
+        sizes = [(1, len(cohort), SHORT_EXAMPLES), (1, len(cohort), 16), (1, 2, 16), (1, 1, 16), (1, 1, 8)]
+    for tuning.steps, clients, examples in sizes:
+        tuning.cohort = cohort[:clients]
+        work = tuning.steps * len(tuning.cohort) * step_seconds
+        evaluation = examples / EVALUATED_IN_A_STEP * step_seconds
+        begin, each = (work + evaluation, evaluation) if once else (evaluation, work + evaluation)
+        if begin + SHORT_TRIALS * each <= seconds:
+            break
+        tuning.spent = begin + 2 * each > seconds
+    return examples, each
 
 
 def rates(tuning: Tuning, own: float) -> Iterator[float]:
@@ -229,20 +283,35 @@ def rates(tuning: Tuning, own: float) -> Iterator[float]:
 
 
 class Bench:
-    """A comparison of trials: on the same examples, from the same start, with the same batches and directions."""
+    """A comparison of trials: on the same examples, from the same start, with the same batches and directions.
 
-    def __init__(self, simulation: Simulation) -> None:
+    Attributes:
+        stepped: the state after a step with a learning rate of 1, from which those of all rates follow; None: a trial
+            is a round.
+    """
+
+    def __init__(self, simulation: Simulation, examples: int = TRIAL_EXAMPLES) -> None:
         self.simulation = simulation
+        self.stepped: Any = None
         everyone = [example for share in simulation.shares.clients for example in share]
-        order = generator(simulation.recipe.seed, Purpose.TUNE, 1).permutation(len(everyone))[:TRIAL_EXAMPLES]
+        order = generator(simulation.recipe.seed, Purpose.TUNE, 1).permutation(len(everyone))[:examples]
         self.examples = [everyone[i] for i in order]
         self._base = simulation.setup.weights.checkpoint() if simulation.setup.algorithm.strategy.remembers else None
 
+    def take_step(self, strategy: Strategy[Any], lr: float, clients: Sequence[int]) -> None:
+        """Take one step of some clients, which is as long as lr, where the model is a function of coefficients."""
+        self.simulation.strategy = strategy
+        after, _ = run_round(strategy, strategy.server.init(), clients, self.simulation.transport)
+        self.stepped = replace(after, coefficients=after.coefficients / lr)
+
     def trial(self, strategy: Strategy[Any], lr: float) -> Trial:
-        """One round of a strategy, from the base model."""
+        """One round of a strategy, or the one step, from the base model."""
         self.simulation.strategy = strategy
         try:
-            state, _ = self.simulation.round(strategy.server.init())
+            if self.stepped is None:
+                state, _ = self.simulation.round(strategy.server.init())
+            else:
+                state = replace(self.stepped, coefficients=self.stepped.coefficients * lr)
             losses = self.losses(state, f"training examples, lr {lr:g}")
         except FedKSeedError as error:  # a round raises it where numbers are out of range
             return Trial(lr, [], str(error))
