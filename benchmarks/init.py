@@ -48,9 +48,9 @@ def main() -> None:
     for source in given.data:
         begin, cpu = time.monotonic(), time.process_time()
         asked = {"task": None, "algorithm": given.algorithm, "clients": None}
-        _, text, recipe, _ = first_recipe(source, columns, given.model, **asked)
-        _, tuning = measured(recipe, begin, Silent())
-        text, _ = with_measured(text, tuning)
+        first = first_recipe(source, columns, given.model, **asked)
+        _, tuning = measured(first, first.recipe, begin, Silent())
+        text, _ = with_measured(first.text, tuning)
         seconds, used = time.monotonic() - begin, time.process_time() - cpu
         measured_row: Row = {"search": seconds, "its CPU": used, "tried": len(tuning.trials)}
         others: Row = dict.fromkeys(measured_row, "")

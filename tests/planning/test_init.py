@@ -168,10 +168,10 @@ def test_clients_by_column_are_proposed_in_comments_and_written_if_named(tmp_pat
 @pytest.mark.parametrize("algorithm", ["fedkseed-backprop", "fedkseed-plus"])
 def test_the_rate_that_is_measured_lowers_the_loss_of_the_whole_run(algorithm, data_file, model_folder):
     asked = {"task": None, "algorithm": algorithm, "clients": None}
-    _, text, recipe, _ = first_recipe(str(data_file), {}, str(model_folder), **asked)
-    costs, tuning = measured(recipe, monotonic(), Silent())
+    first = first_recipe(str(data_file), {}, str(model_folder), **asked)
+    costs, tuning = measured(first, first.recipe, monotonic(), Silent())
     assert (costs.step_seconds > 0, len(tuning.trials) > 2, tuning.spent) == (True, True, False)
-    found, warning = with_measured(text, tuning)
+    found, warning = with_measured(first.text, tuning)
     assert warning == ""
     (line,) = re.findall(r"(?m)^lr = .*$", found)
     assert re.search(r" # measured: loss \d\S+ -> \d\S+ in \d+ steps of 2 clients; \d+ rates tried$", line)
@@ -195,10 +195,10 @@ def tuning_of(*trials: Trial, spent: bool = False) -> Tuning:
         (tuning_of(spent=True), "lr = 3e-7 # not measured: 8 steps of 2 clients would have passed the minute", True),
         (
             tuning_of(Trial(4e-5, [4.0, 3.0]), Trial(1e-5, [], "the loss is not finite"), spent=True),
-            "lr = 2.5e-6 # a guess: none of 2 rates tried, then the minute was over (4e-05, 1e-05) lowered the loss",
+            "lr = 2.5e-6 # a guess: of 2 rates tried, then the minute was over (4e-05, 1e-05) none lowered",
             True,
         ),
-        (tuning_of(Trial(4e-5, [2.0, 2.5])), "lr = 4e-5 # a guess: none of 1 rates tried (4e-05) lowered", True),
+        (tuning_of(Trial(4e-5, [2.0, 2.5])), "lr = 4e-5 # a guess: of 1 rate tried (4e-05) none lowered", True),
     ],
 )
 def test_the_line_of_the_rate_says_how_it_was_found(tuning, line, warned):

@@ -109,23 +109,24 @@ def init(
     from ..report.tables import print_forecast, tuning_table
 
     settings = {"task": task, "algorithm": algorithm, "clients": clients, "network": network}
-    summary, text, recipe, notes = first_recipe(source, columns, name, **settings)
-    costs, rate, warnings = None, None, list[str]()
+    first = first_recipe(source, columns, name, **settings)
+    text, recipe, costs, rate, warnings = first.text, first.recipe, None, None, list[str]()
+    for line in () if as_json else first.shares.notes:
+        say(line)
     if network:
         recipe, refusal = _networked(recipe)
         warnings += refusal
     if estimate:
         with Bars(0) as bars:
-            costs, tuning = measured(recipe, begin, bars)
+            costs, tuning = measured(first, recipe, begin, bars)
         rate = tuning_table(tuning)
         text, warning = with_measured(text, tuning)
         warnings += [warning] * bool(warning)
     write_atomically(output, text.encode(), 0o666)
     if as_json:
-        print_json({"output": output, "data": summary, "costs": costs, "rate": rate, "notes": [*notes, *warnings]})
+        notes = [*first.shares.notes, *warnings]
+        print_json({"output": output, "data": first.data, "costs": costs, "rate": rate, "notes": notes})
         return
-    for line in () if estimate else notes:  # an estimate has said them
-        say(line)
     say(text)
     if costs is not None:
         print_forecast(costs)

@@ -8,13 +8,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
+from time import monotonic
 from tomllib import loads
 from typing import Any, Literal
 
 import tomlkit
 
 from ..data.encoder import MAX_TOKENS, Encoder, context_of
-from ..data.federated import share_out
+from ..data.federated import ClientShares, share_out
 from ..data.file_formats import is_saved, open_rows
 from ..data.layouts import CONVERSATIONS, LAYOUTS, normalised
 from ..data.sources import DataFile, Reader, require_columns
@@ -31,7 +32,7 @@ from .forecast import Forecast, forecast_of
 from .tune import RATE_FACTOR, Tuning, search
 
 TASKS = ("answers", "labels")
-SECONDS = 55.0  # of `init` in all: no trial of a rate is begun that would pass it
+SECONDS, LEAST = 55.0, 20.0  # of `init` in all, and of the search of a rate, which a slow machine begins late
 MAX_LABELS = 32  # different responses, up to which they are taken for labels; the metric `choice` takes no more
 MAX_CLIENTS, ROWS_A_CLIENT = 20, 20  # the most clients of a draft, and the rows that each has on average, at least
 TOKEN_STEP = 32  # max_tokens is a multiple of this
@@ -74,6 +75,21 @@ class DataSummary:
         return "labels" if 2 <= self.labels <= min(MAX_LABELS, self.rows // 4) else "answers"
 
 
+@dataclass(frozen=True, slots=True)
+class FirstRecipe:
+    """A recipe for some data, and what was loaded for it.
+
+    Attributes:
+        recipe: of the text; of one for a network, a run on this machine in which the server's rows stand for all.
+    """
+
+    data: DataSummary
+    text: str
+    recipe: Recipe
+    tokenizer: Any
+    shares: ClientShares
+
+
 def first_recipe(
     source: str,
     columns: dict[str, str],
@@ -83,11 +99,8 @@ def first_recipe(
     algorithm: str,
     clients: int | None,
     network: bool = False,
-) -> tuple[DataSummary, str, Recipe, list[str]]:
-    """Read the data and write a recipe for it; returns a summary, the recipe's text, a recipe, and a run's notes.
-
-    The recipe is that of the text; over a network, of a run on this machine in which the server's rows stand for
-    theirs.
+) -> FirstRecipe:
+    """Read the data and write a recipe for it.
 
     Args:
         columns: field -> column, for those that don't have a usual name.
@@ -114,7 +127,7 @@ def first_recipe(
         if not data.files:
             alike = {"split": "even", "count": clients, "cohort": recipe.clients.cohort, "min_examples": 1}
             recipe = recipe.model_copy(update={"clients": ClientsTable.model_validate(alike)})
-    return data, text, recipe, share_out(recipe, tokenizer).notes  # refuses what a run would refuse
+    return FirstRecipe(data, text, recipe, tokenizer, share_out(recipe, tokenizer))  # refuses what a run would refuse
 
 
 def summary(source: str, columns: dict[str, str], tokenizer: Any, algorithm: str = "fedkseed-backprop") -> DataSummary:
@@ -298,15 +311,21 @@ def _training(algorithm: str) -> list[str]:
     ]
 
 
-def measured(recipe: Recipe, begin: float, progress: Progress) -> tuple[Forecast, Tuning]:
-    """The costs of a run, and the rate that is measured until SECONDS after `begin`, by one model that is loaded once.
+def measured(first: FirstRecipe, recipe: Recipe, begin: float, progress: Progress) -> tuple[Forecast, Tuning]:
+    """The costs of a run, and the rate that is measured until SECONDS after `begin`, by a model that is loaded once.
+
+    Args:
+        recipe: that of `first`, or one that differs in settings of training.
 
     Raises:
         FedKSeedError: the recipe can't be run, or the base model's losses are not finite.
     """
-    with closing(Simulation(recipe.absolute(), progress)) as simulation:
+    progress.note(f"loading {recipe.model.name}")
+    loaded = {"shares": first.shares, "tokenizer": first.tokenizer}
+    with closing(Simulation(recipe.absolute(), progress, **loaded)) as simulation:
         costs = forecast_of(simulation)
-        return costs, search(recipe, simulation, begin + SECONDS, step_seconds=costs.step_seconds)
+        until = max(begin + SECONDS, monotonic() + LEAST)
+        return costs, search(recipe, simulation, until, step_seconds=costs.step_seconds)
 
 
 def with_measured(text: str, tuning: Tuning) -> tuple[str, str]:
@@ -315,8 +334,9 @@ def with_measured(text: str, tuning: Tuning) -> tuple[str, str]:
     Where no rate has lowered the loss for sure, the recipe gets one that is lower than all that have raised it.
     """
     trials, lr = tuning.trials, tuning.lr
-    rates = f"{len(trials)} rates tried" + (", then the minute was over" if tuning.spent else "")
-    steps = f"{tuning.steps * len(tuning.cohort)} steps of {len(tuning.cohort)} clients"
+    rates = f"{_counted(len(trials), 'rate')} tried" + (", then the minute was over" if tuning.spent else "")
+    clients = len(tuning.cohort)
+    steps = f"{_counted(tuning.steps * clients, 'step')} of {_counted(clients, 'client')}"
     if lr is not None:
         before, after = fmean(tuning.before), next(trial.mean for trial in trials if trial.lr == lr)
         why = f"measured: loss {before:.4g} -> {after:.4g} in {steps}; {rates}"
@@ -325,12 +345,16 @@ def with_measured(text: str, tuning: Tuning) -> tuple[str, str]:
     else:
         tried, raised = ", ".join(f"{trial.lr:g}" for trial in trials), tuning.best.change(tuning.before).mean >= 0
         lr = float(f"{min(trial.lr for trial in trials) / RATE_FACTOR:.1e}") if raised else tuning.best.lr
-        why = f"a guess: none of {rates} ({tried}) lowered the loss for sure in {steps}"
+        why = f"a guess: of {rates} ({tried}) none lowered the loss for sure in {steps}"
     warning = "" if tuning.lr else f"warning: lr = {_number(lr)} is {why}: {MEASURE_MORE}"
     lines = [f"lr = {_number(lr)} # {why}"]
     if tuning.eps is not None:
         lines.insert(0, f"eps = {tuning.eps:g} # measured: the least error by rounding and curvature")
     return re.sub(r"(?m)^lr = .*$", "\n".join(lines), text), warning
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _number(rate: float) -> str:

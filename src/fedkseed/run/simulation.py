@@ -42,6 +42,7 @@ class Simulation:
     Args:
         serves: whether this process aggregates; a server of weights holds a copy of them.
         secret: of the noise of a run with [privacy], whoever adds it, see `kept_secret`; empty: a new one.
+        tokenizer: the model's, where it is loaded already.
 
     Attributes:
         recipe: the recipe, with the digest of its basis.
@@ -52,12 +53,12 @@ class Simulation:
 
     def __init__(
         self, recipe: Recipe, progress: Progress | None = None, shares: ClientShares | None = None, serves: bool = True,
-        secret: bytes = b"",
+        secret: bytes = b"", tokenizer: Any = None,
     ) -> None:  # fmt: skip
         recipe, basis = with_basis(recipe)
         self.progress, self.stopwatch = progress or Silent(), Stopwatch()
         checked_algorithm(recipe, Where.SIMULATION)
-        tokenizer = tokenizer_of(recipe, self.progress)
+        tokenizer = tokenizer_of(recipe, self.progress) if tokenizer is None else tokenizer
         self.shares = shares or share_out(recipe, tokenizer, self.progress.note)
         # A run's recipe names the wording that its examples have.
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=self.shares.settled)})
