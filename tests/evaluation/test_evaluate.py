@@ -4,6 +4,8 @@ import inspect
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, OPTConfig
 
 from fedkseed.data.batches import collate
@@ -77,6 +79,16 @@ def test_answers_written_together_are_those_written_alone(model, tokenizer, enco
     prompts = [e.tokens[: e.prompt] for e in encoded[:4]]
     together = respond(model, tokenizer, prompts, 6)
     assert together == [respond(model, tokenizer, [prompt], 6)[0] for prompt in prompts]
+
+
+WORDS = st.lists(st.sampled_from(["a", "A", "b7", "the", "ä", "?", "x-y", "\n", ""]), max_size=9).map(" ".join)
+
+
+@settings(deadline=None)  # the package is imported in the first example
+@given(WORDS, WORDS)
+def test_rouge_l_is_that_of_the_package_rouge_score(reference, output):
+    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rougeL"])
+    assert rouge_l(reference, output) == scorer.score(reference, output)["rougeL"].fmeasure
 
 
 def test_the_two_packages_score_differently():

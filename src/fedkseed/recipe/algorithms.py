@@ -160,7 +160,10 @@ def packages(recipe: Recipe) -> dict[str, str]:
     adapters = {"peft": "peft"} if algorithm_of(recipe.training.algorithm).adapts else {}
     masks = {"cryptography": "secure"} if recipe.secure is not None else {}
     noise = {"cryptography": "privacy", "dp_accounting": "privacy"} if recipe.privacy is not None else {}
-    return adapters | masks | noise
+    official = (
+        {"rouge": "rouge"} if "rouge" in recipe.evaluation.measured and recipe.evaluation.rouge == "rouge" else {}
+    )
+    return adapters | masks | noise | official
 
 
 def _derivatives(recipe: Recipe) -> LocalWork:
