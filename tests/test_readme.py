@@ -16,9 +16,8 @@ def test_a_python_example_runs(number, request, tmp_path, monkeypatch, model_fol
     readme = (request.config.rootpath / "README.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     assert len(examples) == 2
-    (tmp_path / "recipes").mkdir()
     small = recipe_text(model_folder, data_file, rounds="rounds = 4")
-    (tmp_path / "recipes" / "dolly.toml").write_text(small)
+    (tmp_path / "dolly.toml").write_text(small)
     monkeypatch.chdir(tmp_path)
     exec(compile(examples[number], "README.md", "exec"), {})  # noqa: S102 - the point of the test
     assert fk.Adapter.load(tmp_path / "adapter.safetensors").provenance["rounds"] == [15, 4][number]

@@ -23,6 +23,7 @@ DIGEST = "digest"  # the key of a table's digest
 GLANCE = 0.1  # seconds; `locked` holds a lock for microseconds
 OTHER_PORT = "take another port, or an address of this machine"  # advice of `border`
 MAX_TABLE = 1 << 28  # bytes; the keys of a million clients have 200 MB
+HERE = Path(__file__).parent
 
 
 @contextmanager
@@ -33,6 +34,18 @@ def border(what: str, advice: str = "check the path, the permissions and the fre
     except (OSError, sqlite3.Error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise FedKSeedError(f"{what}: {reason}; {advice}") from error
+
+
+def shipped(path: str) -> Path:
+    """A file or folder of the repository that users have, too: a wheel carries it in `shipped`, a checkout has it.
+
+    Raises:
+        FedKSeedError: it is not there.
+    """
+    for root in (HERE / "shipped", HERE.parents[1]):
+        if (root / path).exists():
+            return root / path
+    raise FedKSeedError(f"this installation of fedkseed lacks {path}; install the package anew")
 
 
 def private(path: str | Path, flags: int, mode: int = 0o600) -> int:

@@ -50,7 +50,7 @@ def test_version_and_help():
     for command in commands.split():
         assert command in fedkseed("--help").output
         assert fedkseed(command, "--help").exit_code == 0
-    assert "The recipe of a run: a TOML file" in fedkseed("run", "--help").output
+    assert "The recipe: a TOML file" in fedkseed("run", "--help").output
     assert "as [directions] size says" in fedkseed("basis", "--help").output, "a table's name is no style"
 
 

@@ -13,7 +13,7 @@ from typer import Exit, Option, Typer
 
 from .. import __version__
 from ..errors import DIVERGED, INTERRUPTED, REFUSED
-from . import certs, look, network, research, share, tune
+from . import certs, guide, look, network, research, share, tune
 from .options import guarded
 
 COMMANDS = (
@@ -22,6 +22,7 @@ COMMANDS = (
     *(share.export, share.serve_model, share.pin, share.untie),
     *(research.basis, research.directions, research.reproduce),
     *(network.serve, network.shard, network.join, network.peer),
+    *(guide.docs, guide.examples),
 )
 KEY_COMMANDS = (certs.make, certs.request, certs.add, certs.revoke, certs.sign, certs.members, certs.public)
 EXIT_CODES = (
@@ -46,14 +47,23 @@ for function in KEY_COMMANDS:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"fedkseed {__version__}")
+        from .. import directions
+        from ..network.protocol import envelope
+        from ..recipe import schema
+        from ..run import digest_chain
+        from ..wire import codec
+
+        homes = {"wire": codec, "session": envelope, "run directory": digest_chain, "recipe": schema}
+        formats = ", ".join(f"{name} {home.VERSION}" for name, home in (homes | {"directions": directions}).items())
+        print(f"fedkseed {__version__}\n{formats}; what a new version breaks: fedkseed docs policies")
         raise Exit
 
 
 @app.callback()
 def _options_of_all_commands(
     version: Annotated[
-        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        Option("--version", callback=_print_version, is_eager=True, help="Print the versions of program and formats."),
     ] = False,
 ) -> None:
     """Options of all commands."""

@@ -93,7 +93,7 @@ def verify(
     A server that computes a whole run anew, with keys of its own, is found only by what you bring: --keys, and
     --history or --head.
 
-    Of the directory of a peer (docs/peers.md), it computes the model of the peer's whole set of uploads.
+    Of the directory of a peer (`fedkseed docs peers`), it computes the model of the peer's whole set of uploads.
     """
     from ..network.peers.store import FILE
 
@@ -209,7 +209,7 @@ def eval(
     Where the recipe has [evaluation] best, it is by default the model of the best round so far.
 
     With --data, evaluate any tuned model on any file of examples, put to it in the words on which it was tuned. With
-    --tasks, evaluate it by lm-evaluation-harness; docs/evaluation.md says how its numbers and ours compare.
+    --tasks, evaluate it by lm-evaluation-harness; `fedkseed docs evaluation` says how its numbers and ours compare.
     """
     if tasks is not None:
         if data or after is not None or metrics or generated or max_tokens:

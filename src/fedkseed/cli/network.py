@@ -29,11 +29,13 @@ Tls = Annotated[
     bool,
     Option(
         "--tls/--no-tls",
-        help="Have the certificate here; without, listen on this machine alone, for deploy/nginx-https.conf.",
+        help="Have the certificate here; without, listen on this machine alone, for nginx: fedkseed examples deploy",
     ),
 ]
 Strangers = Annotated[float, Option(help="Requests a second of an address without session; more for a proxy.", min=1)]
-Data = Annotated[str, Option(help="File of this client's own examples: CSV, JSON, Parquet and more, see docs/data.md.")]
+Data = Annotated[
+    str, Option(help="File of this client's own examples: CSV, JSON, Parquet and more, see `fedkseed docs data`.")
+]
 Key = Annotated[Path, Option(help="This client's private key, as made by `fedkseed certs request`.")]
 Authority = Annotated[Path, Option(help="The authority's certificate: ca.pem of the server's owner.")]
 Model = Annotated[
@@ -48,7 +50,7 @@ PolicyFile = Annotated[
     Path | None,
     Option(
         help="A TOML file with what a recipe may ask of this client: columns, held-out categories, algorithms, "
-        "batches, steps. recipes/policy.toml has all keys; without a file, its values hold."
+        "batches, steps. `fedkseed examples policy` writes all keys; without a file, its values hold."
     ),
 ]
 
@@ -106,7 +108,9 @@ def serve(
     port: Port = 8443,
     tls: Tls = True,
     strangers: Strangers = 50,
-    page: Annotated[bool, Option("--page", help="Serve a page by which browsers take part (docs/browser.md).")] = False,
+    page: Annotated[
+        bool, Option("--page", help="Serve a page by which browsers take part (`fedkseed docs browser`).")
+    ] = False,
     model_files: Annotated[Path | None, Option(help="Folder of the model, whose files anybody may then get.")] = None,
     changes: Changes = None,
     as_json: Json = False,
@@ -114,8 +118,8 @@ def serve(
     """Serve a federation over plain HTTPS: wait for clients, run the rounds with them, save the tuned model.
 
     One process serves many clients: each keeps one connection, on which it waits for its task. The command may be
-    stopped or killed at any moment: the same command goes on from the last finished round. docs/session.md has all
-    requests that a client can make.
+    stopped or killed at any moment: the same command goes on from the last finished round. `fedkseed docs session` has
+    all requests that a client can make.
     """
     require_packages("HTTPS needs", *PACKAGES)
     if model_files and not page:
@@ -152,7 +156,7 @@ def shard(
 
     Clients join this server as they would any. The one above has [network] shards in its recipe and this server's key
     among its clients' keys; it sees sums of a shard's clients in place of uploads, and ends with the digest that it
-    would have if the same uploads came to it. No recipe, model or data is needed here (docs/operations.md).
+    would have if the same uploads came to it. No recipe, model or data is needed here (`fedkseed docs operations`).
     """
     require_packages("HTTPS needs", *PACKAGES)
     from ..network.https.shard import run
@@ -253,7 +257,7 @@ def peer(
                --ca ca.pem --data rows.jsonl --listen 0.0.0.0:8443
 
     The command may be stopped or killed at any moment: the same command goes on. Uploads are not masked: each peer sees
-    those of all others (docs/peers.md).
+    those of all others (`fedkseed docs peers`).
     """  # noqa: D301 — click keeps the lines after a \b as they are
     require_packages("HTTPS needs", *PACKAGES)
     from ..network.peers.peer import PeerFiles, run

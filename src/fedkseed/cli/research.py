@@ -1,16 +1,15 @@
 """Commands of research: a basis of directions, a check of the directions' bits, the paper's experiments."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
 from ..errors import FedKSeedError
 from ..report.bars import Bars
-from ..report.terminal import console, print_json, say
+from ..report.terminal import console, print_json, print_rows, say
 from .options import Json, RecipeFile, require_new
 
 
@@ -29,8 +28,8 @@ def basis(
     file; it takes a minute or two, once for a model.
     In a recipe: [directions] family = "informed" (or "mixed", for clients that only run forward) and basis = "FILE".
 
-    The data may be of any kind that is public, the closer to the clients' the better. docs/directions.md has the
-    definition, and what such directions can and can't learn.
+    The data may be of any kind that is public, the closer to the clients' the better. `fedkseed docs directions` has
+    the definition, and what such directions can and can't learn.
     """
     from ..planning.make_basis import basis_of
     from ..recipe.reading import load_recipe
@@ -53,7 +52,7 @@ def directions(
     device: Annotated[str, Option(help="Device that computes the directions: cpu, cuda, cuda:1, mps, …")] = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Check that this machine computes the random directions of docs/directions.md, bit for bit.
+    """Check that this machine computes the random directions as specified, bit for bit.
 
     Every backend of the device is compared with the published test vectors of every family of directions. Parties
     that differ in one bit would end with different models.
@@ -61,11 +60,11 @@ def directions(
     from ..directions.vectors import check
 
     checks = [(backend, vectors, list(failed)) for backend, vectors, failed in check(device)]
-    _print_rows(("backend", "vectors", "wrong"), checks, as_json)
+    print_rows(("backend", "vectors", "wrong"), checks, as_json)
     if wrong := sum(len(failed) for *_, failed in checks):
         raise FedKSeedError(f"{wrong} test vectors are wrong: models made here differ from other parties'; report it")
     if not as_json:
-        say("all bits agree with docs/directions.md")
+        say("all bits agree with the specification: fedkseed docs directions")
 
 
 def reproduce(
@@ -99,7 +98,7 @@ def reproduce(
     if show_list or not name:
         titles = ("name", "paper", "what")
         listed = [experiments.load(each, scale) for each in experiments.names()]
-        _print_rows(titles, [(experiment.name, experiment.item, experiment.title) for experiment in listed], as_json)
+        print_rows(titles, [(experiment.name, experiment.item, experiment.title) for experiment in listed], as_json)
         return
     places = {"model": model, "dolly": dolly, "natural-instructions": natural_instructions, "basis": basis}
     paths = {place: str(Path(path).expanduser()) for place, path in places.items() if path is not None}
@@ -130,16 +129,3 @@ def reproduce(
             say(f"written to {folder}")
     if as_json:
         print_json(documents)
-
-
-def _print_rows(titles: Sequence[str], rows: Sequence[Sequence[Any]], as_json: bool) -> None:
-    """Print rows as a table, in which a list without members is `none`, or as one JSON document."""
-    from rich.table import Table
-
-    if as_json:
-        print_json([dict(zip(titles, row, strict=True)) for row in rows])
-        return
-    table = Table(*titles)
-    for row in rows:
-        table.add_row(*((", ".join(cell) or "none") if isinstance(cell, list) else str(cell) for cell in row))
-    console.print(table)

@@ -34,7 +34,7 @@ def export(
 ) -> None:
     """Write the tuned model as a folder, with a model card, for programs that know nothing of fedkseed.
 
-    docs/export.md says how each format is loaded.
+    `fedkseed docs export` says how each format is loaded.
     """
     from ..tuned.export import export as write
     from ..tuned.load import open_tuned

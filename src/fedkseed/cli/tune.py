@@ -13,6 +13,7 @@ from typer import Argument, Exit, Option
 from ..errors import INTERRUPTED, FedKSeedError
 from ..report.bars import Bars
 from ..report.terminal import console, print_json, say
+from .guide import recipe_of
 from .options import BaseModel, Changes, Directory, Json, Output, RecipeFile, end_run, require_new
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ TensorBoard = Annotated[
 
 
 def run(
-    recipe: RecipeFile,
+    recipe: Annotated[Path | None, Argument(help="The recipe: a TOML file that names model, data, algorithm.")] = None,
+    example: Annotated[
+        str | None, Option(metavar="NAME", help="In place of a file: a recipe of `fedkseed examples`, as quickstart.")
+    ] = None,
     output: Output = None,
     tensorboard: TensorBoard = False,
     engine: Annotated[str, Option(help="What carries messages: own or flower (Ray); the model is the same.")] = "own",
@@ -43,7 +47,8 @@ def run(
 
     if engine not in ("own", "flower"):
         raise FedKSeedError(f"no engine is called {engine!r}; choose own or flower")
-    parsed, directory = own_recipe(recipe, changes or ()), output or Path("runs") / recipe.stem
+    file = recipe_of(recipe, example)
+    parsed, directory = own_recipe(file, changes or ()), output or Path("runs") / file.stem
     if dry_run:
         from ..planning.forecast import forecast
         from ..report.tables import print_forecast
@@ -73,7 +78,7 @@ def init(
     ] = None,
     task: Annotated[str | None, Option(help="answers, or labels of a few kinds; default: by the responses.")] = None,
     clients: Annotated[int | None, Option(help="Number of clients; default: by the number of rows.", min=2)] = None,
-    algorithm: Annotated[str, Option(help="A name of the table in docs/algorithms.md.")] = "fedkseed-backprop",
+    algorithm: Annotated[str, Option(help="A name of the table in `fedkseed docs algorithms`.")] = "fedkseed-backprop",
     network: Annotated[
         bool,
         Option("--network", help="For `fedkseed serve`: clients have files of their own; the data is the server's."),
@@ -174,7 +179,7 @@ def tune(
     same batches and directions. Values within two standard errors of the best are reported as equal. Algorithms that
     backpropagate have no eps. All losses are of the clients' training examples; held-out examples are not used.
 
-    docs/algorithms.md has the formulas and an example.
+    `fedkseed docs algorithms` has the formulas and an example.
     """
     from ..files import write_atomically
     from ..planning.tune import tune as find_settings

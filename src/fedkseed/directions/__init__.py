@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK", "FAMILIES", "Family", "Pool", "accumulate_", "add_family", "materialize", "project", "reference"]
 
 
+VERSION = 1  # of docs/directions.md
+
+
 def __getattr__(name: str) -> Any:
     """Import the operations, and PyTorch with them, when one is first used."""
     if name not in ("accumulate_", "materialize", "project"):

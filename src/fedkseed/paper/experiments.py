@@ -18,12 +18,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import reduce
-from importlib.resources import files
 from itertools import product
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from ..errors import FedKSeedError
+from ..files import shipped
 from ..recipe.reading import parse
 from ..recipe.schema import Recipe
 
@@ -35,7 +34,7 @@ NAMED = {"dataset": "datasets", "model": "models", "method": "methods", "variant
 LETTERS = {
     "directions.size": "K", "training.lr": "η", "training.eps": "ε", "clients.count": "N", "clients.active": "m/N",
 }  # fmt: skip
-COMMON = "common"
+FOLDER, COMMON = "recipes/paper", "common"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,7 @@ def options_of(kind: type[Options], experiment: Experiment) -> Options:
 
 def names() -> list[str]:
     """The names of all experiments."""
-    return sorted(path.stem for path in _folder().glob("*.toml") if path.stem != COMMON)
+    return sorted(path.stem for path in shipped(FOLDER).glob("*.toml") if path.stem != COMMON)
 
 
 def load(name: str, scale: str) -> Experiment:
@@ -229,16 +228,8 @@ def filled(table: Any, given: Mapping[str, str]) -> Any:
 
 
 def _read(name: str) -> Tree:
-    path = _folder() / f"{name}.toml"
+    path = shipped(FOLDER) / f"{name}.toml"
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise FedKSeedError(f"{path} is not valid TOML: {error}") from error
-
-
-def _folder() -> Path:
-    """The folder of the experiments: inside an installed package, or recipes/paper of the repository."""
-    for folder in (Path(str(files("fedkseed.paper") / "recipes")), Path(__file__).parents[3] / "recipes" / "paper"):
-        if folder.is_dir():
-            return folder
-    raise FedKSeedError("the experiments' recipes are not there; install the package anew")

@@ -261,7 +261,7 @@ def draft(
         "\n[data]",
         f"source = {_toml(data.source)}",
         *([f"columns = {_toml(data.columns)}"] if data.columns else []),
-        f"template = {_toml(data.template)} # {data.why}; others: docs/data.md",
+        f"template = {_toml(data.template)} # {data.why}; others: `fedkseed docs data`",
         *([f"date = {data.date} # that the chat template writes"] if data.date else []),
         f"max_tokens = {data.max_tokens} # examples have {usual} tokens as the median, {long} at 95 %, {longest} at "
         f"most: {left_out}",
@@ -278,7 +278,7 @@ def draft(
         f"examples = {_toml('all') if held_out < 64 else 64} # of the held-out rows",
         "every = 5 # rounds",
         "# patience = 2 # end after 2 evaluations without a better one, with the best round's model: half of the rows",
-        "# then choose that round, and the other half is reported (docs/evaluation.md)",
+        "# then choose that round, and the other half is reported (`fedkseed docs evaluation`)",
         "# clients = 0.1 # of each client's rows, which it does not train on: did each client gain?",
     ]
     if task == "labels":
@@ -301,7 +301,7 @@ def _training(algorithm: str) -> list[str]:
     of_derivatives, rate = algorithm in RATES, f"lr = {_number(RATES.get(algorithm, row.lr))}"
     return [
         "\n[training]",
-        f"algorithm = {_toml(algorithm)} # {why}; docs/algorithms.md compares them",
+        f"algorithm = {_toml(algorithm)} # {why}; `fedkseed docs algorithms` compares them",
         "rounds = 10",
         f"steps = {steps} # of a client in a round{papers}",
         "batch_size = 4",

@@ -13,7 +13,8 @@ from .schema import Recipe
 
 HEAD = """# All keys of a recipe
 
-A recipe is a TOML file with these tables and keys; all but `[model] name` have defaults.
+A recipe is a TOML file with these tables and keys; all but `[model] name` have defaults. `fedkseed docs
+PAGE` prints docs/PAGE.md.
 """
 FIELD = re.compile(r"    (\w+): .*?(?:  # (.*))?$")
 NUMBERS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}  # of JSON Schema

@@ -282,7 +282,7 @@ RULES: dict[Where, dict[str, Condition]] = {
     },
     Where.REMARK: {
         "[directions] shared = false: each client draws directions of its own, and the sum along one that few have "
-        "drawn tells the server almost what one client sent, masked or not (docs/privacy.md); leave it out, "
+        "drawn tells the server almost what one client sent, masked or not (`fedkseed docs privacy`); leave it out, "
         "or add noise by [privacy]": lambda r, a: _draws(a) and not r.directions.shared and r.secure and not r.privacy,
         "[trust] rule = {r.trust.rule!r} compares numbers along one direction, and here each client draws directions "
         "of its own: it leaves hardly anything of them; "

@@ -19,6 +19,7 @@ from ..strategies.robust import RULES
 from ..wire.records import MAX_BROADCAST
 from . import own_code
 
+VERSION = 1  # the next one reads a key otherwise than this one, or lacks it: docs/policies.md
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, is_dataclass
@@ -37,6 +37,19 @@ def print_json(document: Any) -> None:
     """Print one JSON document on stdout: numbers that are not finite are null, objects are text."""
     utf = "utf" in (sys.stdout.encoding or "utf").lower()
     print(json.dumps(finite(document), indent=1, ensure_ascii=not utf, default=str))
+
+
+def print_rows(titles: Sequence[str], rows: Sequence[Sequence[Any]], as_json: bool) -> None:
+    """Print rows as a table, in which a list without members is `none`, or as one JSON document."""
+    from rich.table import Table
+
+    if as_json:
+        print_json([dict(zip(titles, row, strict=True)) for row in rows])
+        return
+    table = Table(*titles)
+    for row in rows:
+        table.add_row(*((", ".join(cell) or "none") if isinstance(cell, list) else str(cell) for cell in row))
+    console.print(table)
 
 
 def finite(value: Any) -> Any:

@@ -13,7 +13,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-BEGIN = b"fedkseed, version 2: the rounds of a run\n"
+VERSION = 2  # of a run's directory
+BEGIN = f"fedkseed, version {VERSION}: the rounds of a run\n".encode()
 SIZE = 32  # bytes of a digest
 
 

@@ -32,11 +32,13 @@ def require_obeyed(args: TrainingArguments) -> None:
     away = [name for name in names if getattr(args, name) != getattr(usual, name)]
     if away:
         said = ", ".join(f"{name}={getattr(args, name)!r}" for name in away)
-        raise FedKSeedError(f"fedkseed.Trainer does not obey {said}; leave out {', '.join(away)} (docs/python.md)")
+        raise FedKSeedError(
+            f"fedkseed.Trainer does not obey {said}; leave out {', '.join(away)} (`fedkseed docs python`)"
+        )
     if args.world_size > 1:
         raise FedKSeedError(
             f"fedkseed.Trainer works in one process, this is one of {args.world_size}: start it without torchrun, or "
-            "run a federation (docs/deploy.md)"
+            "run a federation (`fedkseed docs deploy`)"
         )
     if not args.learning_rate > 0:
         raise FedKSeedError(f"learning_rate must be above 0, got {args.learning_rate}")

@@ -84,7 +84,11 @@ def load_tasks(names: Sequence[str], own: Path | None = None, shots: int | None 
         near = get_close_matches(unknown[0], manager.all_tasks, n=3)
         raise FedKSeedError(
             f"no task is called {unknown[0]!r}; "
-            + (f"near to it are {', '.join(near)}" if near else "docs/evaluation.md says where there are lists of them")
+            + (
+                f"near to it are {', '.join(near)}"
+                if near
+                else "`fedkseed docs evaluation` says where there are lists of them"
+            )
         )
     try:
         with _quiet():

@@ -8,7 +8,6 @@ The server makes none of it. The page may connect to this server alone, and load
 """
 
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from starlette.requests import Request
@@ -16,6 +15,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from ...errors import FedKSeedError
+from ...files import shipped
 
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
@@ -32,12 +32,8 @@ IMMUTABLE = {"cache-control": "public, max-age=31536000, immutable"}
 
 
 def folder() -> Path:
-    """The folder of the page's files: in the package, or in a checkout."""
-    installed = Path(str(files("fedkseed.network.https") / "browser"))
-    for place in (installed, Path(__file__).parents[4] / "clients" / "browser"):
-        if (place / "index.html").exists():
-            return place
-    raise FedKSeedError("this installation of fedkseed lacks the page for browsers: install it again")
+    """The folder of the page's files."""
+    return shipped("clients/browser")
 
 
 @dataclass(frozen=True, slots=True)

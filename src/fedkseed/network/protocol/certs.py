@@ -189,7 +189,7 @@ def check(directory: Path, now: datetime | None = None) -> str | None:
     require_valid(ca, certificate(ca), now)
     require_valid(path, own := certificate(path), now)
     if (left := own.not_valid_after_utc - now) < timedelta(days=30):
-        return f"{path} is valid for {left.days} more days; docs/deploy.md says how to renew it"
+        return f"{path} is valid for {left.days} more days; `fedkseed docs deploy` says how to renew it"
     return None
 
 

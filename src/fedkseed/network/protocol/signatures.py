@@ -276,7 +276,7 @@ def _key_of_a_server(certificate: x509.Certificate, ca: x509.Certificate, now: d
     if not begin <= now <= end:
         raise FedKSeedError(
             f"the server's certificate is valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}, and here it is "
-            f"{now:%Y-%m-%d}; renew it (docs/deploy.md), or set the clock right"
+            f"{now:%Y-%m-%d}; renew it (`fedkseed docs deploy`), or set the clock right"
         )
     try:
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
