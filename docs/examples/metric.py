@@ -1,7 +1,7 @@
 """Every command of fedkseed with one more metric: the share of its clients that a round did not give up.
 
-Run:  python docs/examples/metric.py run recipes/dolly.toml --tensorboard
-Then: python docs/examples/metric.py rounds runs/dolly
+Run:  python metric.py run dolly.toml --tensorboard
+Then: python metric.py rounds runs/dolly
 """
 
 from fedkseed.cli import main

@@ -4,7 +4,7 @@
 seen and replaced, and each client has a model of its own.
 
 Any torch.nn.Module will do. `fedkseed.hold` takes its weights over, and a client is its weights, its batches and a
-function that runs the model and returns a number. Run:  python docs/examples/model.py
+function that runs the model and returns a number. Run:  python model.py
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """An objective of your own: right answers, and short ones. In a recipe:
 
     [training]
-    objective = "docs/examples/objective.py:brief"
+    objective = "objective.py:brief"
 
 Clients that run the model forward lower 1 minus the mean of what it returns; it needs no gradient.
 """

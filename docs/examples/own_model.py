@@ -1,6 +1,6 @@
 """A model, a loss and batches of your own, tuned in one call by four parties.
 
-Run:  python docs/examples/own_model.py
+Run:  python own_model.py
 """
 
 import torch

@@ -3,7 +3,7 @@
 All clients of a round take the same directions, so that their scalars can be compared. In a recipe:
 
     [training]
-    algorithm = "docs/examples/strategy.py:median"
+    algorithm = "strategy.py:median"
 """
 
 from dataclasses import dataclass

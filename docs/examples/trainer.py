@@ -1,4 +1,4 @@
-"""A model of transformers, or one of your own, with `fedkseed.Trainer`. Run:  python docs/examples/trainer.py
+"""A model of transformers, or one of your own, with `fedkseed.Trainer`. Run:  python trainer.py
 
 A vision transformer says whether the upper or the lower half of a small picture is the brighter one: by forward passes
 alone, by derivatives, and as two hospitals that share 4 KB a round. A plain module with a loss of its own does, too.

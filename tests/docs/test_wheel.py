@@ -128,6 +128,14 @@ def test_every_python_is_named_where_it_is_counted():
     assert f"Python 3.{first} to 3.{last}" in (ROOT / "README.md").read_text()
 
 
+def test_an_image_gets_all_that_a_wheel_is_made_of():
+    """docker build sends what .dockerignore lets through; tests build no image."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    made_of = {name.partition("/")[0] for name in build["only-include"]}
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert made_of | {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "constraints.txt"} == sent
+
+
 # --- what it needs --------------------------------------------------------------------------------
 
 
