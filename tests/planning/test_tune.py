@@ -26,6 +26,7 @@ from fedkseed.planning.tune import (
     limits,
     rates,
     search,
+    shorten,
     try_rates,
     tune,
 )
@@ -192,6 +193,7 @@ def test_a_gain_that_may_be_luck_is_not_suggested():
         ("fedkseed", 2.0, (1, 2, 24)),
         ("fedkseed", 1e4, None),
         ("fedkseed-plus", 0.1, (1, 2, 24)),
+        ("fedkseed-plus", 2.5, (1, 1, 16)),
         ("fedkseed-plus", 3.5, (1, 1, 8)),
         ("fedkseed-plus", 1e4, None),
     ],
@@ -201,6 +203,12 @@ def test_trials_of_a_short_search_are_as_long_as_its_time_allows(recipe, algorit
     found = search(simulation.recipe, simulation, 30.0, step_seconds=seconds, clock=lambda: 0.0)
     assert (found.spent, bool(found.trials)) == (short is None, short is not None)
     assert short in (None, (found.steps, len(found.cohort), len(found.before)))
+
+
+def test_a_size_that_fits_is_taken_after_one_that_never_would(recipe):
+    found = Tuning(training(recipe, algorithm="fedkseed-plus"), [*range(1000)], 4)
+    assert shorten(found, step_seconds=0.1, seconds=20.0) == (16, pytest.approx(16 / 12 * 0.1))
+    assert (found.spent, found.steps, found.cohort) == (False, 1, [0, 1])
 
 
 def test_one_step_that_is_scaled_is_the_round_of_each_rate(recipe):

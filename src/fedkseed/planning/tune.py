@@ -254,9 +254,9 @@ def shorten(tuning: Tuning, step_seconds: float, seconds: float) -> tuple[int, f
         work = tuning.steps * len(tuning.cohort) * step_seconds
         evaluation = examples / EVALUATED_IN_A_STEP * step_seconds
         begin, each = (work + evaluation, evaluation) if once else (evaluation, work + evaluation)
+        tuning.spent = begin + 2 * each > seconds
         if begin + SHORT_TRIALS * each <= seconds:
             break
-        tuning.spent = begin + 2 * each > seconds
     return examples, each
 
 
