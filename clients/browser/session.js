@@ -17,6 +17,9 @@ const KEPT = 16; // files
 /** The end of a session: another is begun. */
 class SessionError extends Error {}
 
+/** The end of the run, without a tuned model for its clients. */
+class RunOver extends Error {}
+
 const sleep = (/** @type {number} */ milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 
 export class Session {
@@ -32,7 +35,7 @@ export class Session {
     this.files = new Map();
   }
 
-  /** Take part until the tuned model has come. A server that does not answer is tried again and again. */
+  /** Take part until the tuned model has come, or the run is over without one. A server that does not answer is tried again and again. */
   async run() {
     for (let pause = FIRST; ; pause = Math.min(2 * pause, LONGEST)) {
       try {
@@ -41,6 +44,7 @@ export class Session {
         pause = FIRST;
         return await this.#attend();
       } catch (error) {
+        if (error instanceof RunOver) return;
         const why = error instanceof Error ? error.message : String(error);
         this.tell("waiting", { why });
       }
@@ -138,6 +142,7 @@ export class Session {
   async #bytes(path, timeout = TIMEOUT) {
     const found = await this.#asked(path, timeout);
     if (found.status === 200 || found.status === 204) return found.data;
+    if (found.status === 410) throw new RunOver();
     if (found.status === 401) throw new SessionError("the session has ended");
     throw new SessionError(`the server refuses a request: ${found.status} ${found.text}`);
   }

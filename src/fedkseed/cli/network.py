@@ -2,20 +2,22 @@
 
 import os
 import signal
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
 from ..errors import INTERRUPTED, FedKSeedError
-from ..network.protocol.addresses import is_loopback, require_files
+from ..network.protocol.addresses import is_loopback
 from ..report.bars import Bars
 from ..report.terminal import print_json, say
 from ..run.progress import Silent
 from .options import Changes, Json, Output, end_run, require_packages
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..network.https.browser_page import Page
     from ..network.https.server import Address
     from ..recipe.rules import Where
@@ -91,6 +93,16 @@ def prepare() -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
+@contextmanager
+def stoppable(goes_on: str) -> "Iterator[None]":
+    """Say what the same command does, where Ctrl-C ends this one."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"stopped; the same command {goes_on}")
+        raise Exit(INTERRUPTED) from None
+
+
 def _address(host: str, port: int, tls: bool, strangers: float, page: "Page | None" = None) -> "Address":
     """The place at which a server listens; without a certificate on this machine alone."""
     from ..network.https.server import Address
@@ -130,12 +142,8 @@ def serve(
 
     address = _address(host, port, tls, strangers, Page(model_files) if page else None)
     wanted, directory = begun(recipe, changes, output, *([Where.PAGE] if page else []))
-    try:
-        with Bars(wanted.training.rounds) as bars:
-            result = run(directory, wanted, certs.resolve(), address, bars)
-    except KeyboardInterrupt:
-        say("stopped; the same command goes on from the last finished round")
-        raise Exit(INTERRUPTED) from None
+    with stoppable("goes on from the last finished round"), Bars(wanted.training.rounds) as bars:
+        result = run(directory, wanted, certs.resolve(), address, bars)
     end_run(result, as_json)
 
 
@@ -160,14 +168,14 @@ def shard(
     """
     require_packages("HTTPS needs", *PACKAGES)
     from ..network.https.shard import run
+    from ..network.protocol.certs import require_identity
 
     address = _address(host, port, tls, strangers)
     prepare()
-    require_files(ca, key)
+    require_identity(ca, key)
     directory = state or Path("runs") / key.name
-    with suppress(KeyboardInterrupt):
+    with stoppable("goes on with this shard"):
         run(directory, certs.resolve(), address, Notes(), url=url, ca=ca, key=key, first=first, patience=patience)
-    say("stopped")
 
 
 def join(
@@ -189,28 +197,30 @@ def join(
     policy: PolicyFile = None,
     idle: Annotated[float, Option(help="Seconds without work until the model is unloaded.", min=1)] = 1800,
 ) -> None:
-    """Join a federation over plain HTTPS: train on a file of this machine for a server elsewhere, until stopped.
+    """Join a federation over plain HTTPS: train on a file of this machine for a server elsewhere, until its run ends.
 
-    The examples stay on this machine; only the result of training is sent, for FedKSeed one scalar for each direction
-    of a local step. The server's recipe says how to train, within the limits of --policy. It can't name a file, a model
-    or a function of this machine, and no program that the server sends is run. A recipe that asks for more is refused:
-    the server gets one word, as "policy" or "data", and worker.log in the --state directory says why. asked.jsonl there
-    has every recipe that was asked for. A lost connection is made again, also after this command was killed and called
-    again. The proxy of HTTPS_PROXY is used, but for what NO_PROXY names and this machine.
+    The file is read first, as --policy says. The examples stay on this machine; only the result of training is sent,
+    for FedKSeed one scalar for each direction of a local step. The server's recipe says how to train, within the limits
+    of --policy. It can't name a file, a model or a function of this machine, and no program that the server sends is
+    run. A recipe that asks for more is refused: the server gets one word, as "policy" or "data", and this command ends
+    and says why. asked.jsonl in the --state directory has every recipe that was asked for. A server that is not up is
+    waited for, and a lost connection is made again, also after this command was killed and called again. The proxy of
+    HTTPS_PROXY is used, but for what NO_PROXY names and this machine.
     """
     require_packages("HTTPS needs", *PACKAGES)
     from ..network.https.join import HttpsClient, WorkerDesk
-    from ..network.protocol.client.recipe_consent import OwnerSettings, owner_of
+    from ..network.protocol.certs import require_identity
+    from ..network.protocol.client.recipe_consent import OwnerSettings, owner_of, usable_rows
 
     prepare()
     owner = owner_of(data, model, device, policy, basis, members)
-    require_files(ca, key)
+    require_identity(ca, key)
     directory = state or Path("runs") / key.name
     desk = WorkerDesk(directory, OwnerSettings(owner, idle, str(key.resolve()), str(ca.resolve())))
     client = HttpsClient(directory, url, ca, key, desk)
-    with suppress(KeyboardInterrupt):
+    say(usable_rows(owner))
+    with stoppable("goes on with this client"):
         client.serve(say)
-    say("stopped")
 
 
 def peer(
@@ -261,7 +271,8 @@ def peer(
     """  # noqa: D301 — click keeps the lines after a \b as they are
     require_packages("HTTPS needs", *PACKAGES)
     from ..network.peers.peer import PeerFiles, run
-    from ..network.protocol.client.recipe_consent import owner_of
+    from ..network.protocol.certs import require_identity
+    from ..network.protocol.client.recipe_consent import owner_of, usable_rows
     from ..recipe.reading import own_recipe
 
     host, _, port = listen.rpartition(":")
@@ -270,14 +281,12 @@ def peer(
     prepare()
     wanted = own_recipe(recipe, changes or ()).absolute()
     owner = owner_of(data, model, device, policy, basis, None)
-    require_files(ca, key)
+    require_identity(ca, key)
+    say(usable_rows(owner))
     directory = state or Path("runs") / key.name
     files = PeerFiles(directory, peers.resolve(), key.resolve(), cert.resolve(), ca.resolve())
-    try:
+    with stoppable("goes on, with all uploads that were here"):
         outcome = run(wanted, files, owner, (host.strip("[]"), int(port)), say, quiet=until)
-    except KeyboardInterrupt:
-        say("stopped; the same command goes on, with all uploads that were here")
-        raise Exit(INTERRUPTED) from None
     if as_json:
         print_json(outcome)
         return

@@ -51,6 +51,7 @@ REACH = "reach"  # the fact with `Federation.reach`, written after the state bef
 STOPPED = "stopped"  # the fact with the reason for which a run has ended early
 DIVERGED = "diverged"  # the fact with the round whose model is tuned, where that reason is divergence
 NOTES = "notes"  # the fact with the lines on the data: its files, what is left out, warnings
+KEPT = "kept"  # the fact with a network's nonce, and the clients that have kept the tuned model
 GAINS = "gains"  # the fact with a `Gain` of each client that has sent one, over a network
 RECIPE = "recipe"  # the fact with the digests that recipe.toml may have
 SCHEMA = """

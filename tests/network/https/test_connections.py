@@ -145,15 +145,19 @@ def test_a_challenge_is_signed_once_soon_and_with_a_registered_key(hub, clock):
 
 def test_a_new_session_ends_the_one_before(hub):
     old, new = begun(hub, 0), begun(hub, 0)
-    refused(401, lambda: hub.client(old))
-    refused(401, lambda: waits(hub, old))
+    refused(409, lambda: hub.client(old))
+    refused(409, lambda: waits(hub, old))
     assert hub.client(new).number == 0
 
 
 @pytest.mark.parametrize(
     ("ending", "text"),
-    [(lambda hub: begun(hub, 0), "the session has ended"), (lambda hub: hub.close(), "about to end")],
-    ids=["session", "server"],
+    [
+        (lambda hub: begun(hub, 0), "another session of this key has begun"),
+        (lambda hub: hub.close(), "about to end"),
+        (lambda hub: hub.close(run_is_over=True), "the run is over"),
+    ],
+    ids=["session", "server", "run"],
 )
 def test_a_request_that_waits_ends_with_its_session_and_with_the_server(hub, ending, text):
     token = begun(hub, 0)
@@ -171,6 +175,7 @@ def test_a_request_that_waits_ends_with_its_session_and_with_the_server(hub, end
 def test_session_after_session_of_one_key_is_refused_and_shown(hub):
     for _ in range(10):
         begun(hub, 0)
+    assert not hub.notices, "none of them waits"
     refused(429, lambda: begun(hub, 0))
     assert hub.notices.popleft() == "client 0 begins session after session: somebody may have its key"
     begun(hub, 1)

@@ -221,6 +221,10 @@ def upload_of(asked: bytes, client: int, examples: int, loss: float, scalars: li
 # --- session.md ---------------------------------------------------------------------------------
 
 
+class RunOverError(Exception):
+    """The end of the run."""
+
+
 class Port:
     """A client with its key, its model and its rows.
 
@@ -251,7 +255,7 @@ class Port:
     # Requests
 
     def serve(self, url: str, ca: Path) -> None:
-        """Take part until the tuned model has come."""
+        """Take part until the tuned model has come, or the run is over without one."""
         import ssl
 
         pause = 1.0
@@ -259,6 +263,8 @@ class Port:
             while self.tuned is None:
                 try:
                     self._session(http)
+                except RunOverError:
+                    return
                 except (httpx.TransportError, ConnectionError):
                     time.sleep(pause)
                     pause = min(2 * pause, 60)
@@ -266,6 +272,8 @@ class Port:
     def _session(self, http: httpx.Client) -> None:
         def get(path: str, **headers: str) -> bytes:
             found = http.get(path, headers=headers, timeout=300)
+            if found.status_code == 410:
+                raise RunOverError
             if found.status_code not in (200, 204):
                 raise ConnectionError(f"{path}: {found.status_code} {found.text}")
             return found.content

@@ -1,4 +1,4 @@
-"""Addresses, files and disks that a command names."""
+"""Addresses and disks that a command names."""
 
 from types import SimpleNamespace
 
@@ -6,19 +6,7 @@ import pytest
 
 from fedkseed import FedKSeedError
 from fedkseed.network.protocol import addresses
-from fedkseed.network.protocol.addresses import disk_of, is_loopback, require_files
-from fedkseed.network.protocol.certs import make
-
-
-def test_a_key_that_others_can_read_or_that_is_not_there_is_refused(tmp_path):
-    make(tmp_path, 1, ["localhost"], 2)
-    ca, key = tmp_path / "ca.pem", tmp_path / "client-0"
-    require_files(ca, key)
-    with pytest.raises(FedKSeedError, match="`fedkseed certs request` makes a key"):
-        require_files(ca, tmp_path / "client-7")
-    key.chmod(0o644)
-    with pytest.raises(FedKSeedError, match=f"others can read the key {key}; keep it to yourself: chmod 600"):
-        require_files(ca, key)
+from fedkseed.network.protocol.addresses import disk_of, is_loopback
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,31 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError
 from fedkseed.cli import app
-from fedkseed.network.protocol.certs import add, check, make, members, public_keys, request, revoke, shown_fingerprint
+from fedkseed.network.protocol.certs import (
+    add,
+    check,
+    make,
+    members,
+    public_keys,
+    request,
+    require_identity,
+    revoke,
+    shown_fingerprint,
+)
 from fedkseed.network.protocol.certs import public as public_line
 from fedkseed.network.protocol.masking_keys import masking_key_in
+from fedkseed.network.protocol.signatures import private_key
 
 NOW = datetime.now(UTC)
 
@@ -234,3 +251,43 @@ def test_a_revoked_key_is_out_of_the_way_and_kept(tmp_path):
     assert not (keys / "client-1.pub").exists()
     with pytest.raises(FedKSeedError, match=r"client-1.pub: client 1 has no key here"):
         revoke(keys, 1)
+
+
+def test_a_key_that_others_can_read_or_that_is_not_there_is_refused(tmp_path):
+    make(tmp_path, 1, ["localhost"], 2)
+    ca, key = tmp_path / "ca.pem", tmp_path / "client-0"
+    require_identity(ca, key)
+    with pytest.raises(FedKSeedError, match="`fedkseed certs request` makes a key"):
+        require_identity(ca, tmp_path / "client-7")
+    key.chmod(0o644)
+    with pytest.raises(FedKSeedError, match=f"others can read the key {key}; keep it to yourself: chmod 600"):
+        require_identity(ca, key)
+
+
+@pytest.mark.parametrize(
+    ("ca", "key", "text"),
+    [
+        ("ca.pem", "client-0.pub", "holds no private key that can be read, but a public key; `fedkseed certs request`"),
+        ("ca.pem", "server.pem", "holds no private key that can be read, but a certificate"),
+        ("ca.pem", "locked", "holds no private key that can be read, but a private key, locked by a password"),
+        ("ca.pem", "rows.csv", "holds no private key that can be read, but something else"),
+        ("client-0", "client-0", "client-0 holds no certificate that can be read, but a private key; `fedkseed certs`"),
+        ("client-0.pub", "client-0", "holds no certificate that can be read, but a public key"),
+        ("server.pem", "client-0", "is a certificate of a server or a peer; --ca takes the authority's own, ca.pem"),
+    ],
+)
+def test_a_file_in_the_place_of_another_is_told_by_its_kind(tmp_path, ca, key, text):
+    make(tmp_path, 1, ["localhost"], 2)
+    (tmp_path / "rows.csv").write_text("question,answer\n")
+    form, locked = PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+    (tmp_path / "locked").write_bytes(private_key(tmp_path / "client-0").private_bytes(Encoding.PEM, form, locked))
+    with pytest.raises(FedKSeedError) as refused:
+        require_identity(tmp_path / ca, tmp_path / key)
+    assert text in str(refused.value)
+
+
+@pytest.mark.parametrize("days", [-5000, 5000], ids=["over", "not yet"])
+def test_an_authority_that_is_not_valid_now_is_refused_before_anybody_is_asked(tmp_path, days):
+    make(tmp_path, 1, ["localhost"], 2)
+    with pytest.raises(FedKSeedError, match=r"ca.pem is valid from .* and today is .*or set the clock right"):
+        require_identity(tmp_path / "ca.pem", tmp_path / "client-0", NOW + timedelta(days=days))

@@ -14,7 +14,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from ...errors import FedKSeedError
-from ..protocol.addresses import require_files
+from ..protocol.certs import require_identity
 from ..protocol.client.recipe_consent import SETTINGS, OwnerSettings, owner_of
 from ..protocol.client.worker_process import ask_worker, stop_worker
 from ..protocol.envelope import Code, Reply, Status
@@ -70,7 +70,7 @@ def prepare(config: Mapping[str, Any]) -> Path:
     files = (_path(config, name) for name in ("policy", "basis", "members"))
     owner = owner_of(str(config["data"]), model, str(config.get("device", "auto")), *files)
     if key is not None and ca is not None:
-        require_files(ca, key)
+        require_identity(ca, key)
     settings = OwnerSettings(owner, float(config.get("idle", 1800)), key and str(key), ca and str(ca))
     if not (directory / SETTINGS).exists() or OwnerSettings.read(directory) != settings:
         stop_worker(directory)

@@ -27,6 +27,7 @@ from .task_files import KEY, Stub
 HELLO = b"fedkseed, version 2: a client proves its key to a server over HTTPS\n"
 AWAY = 40.0  # seconds after its last request for which a client counts as connected; one that trains asks every 15
 PROOF = 128  # bytes with which a client proves its key, see `Connections.session`
+REPLACED = 100  # sessions that are remembered
 FRESH = 60.0  # seconds for which a challenge can be answered
 
 
@@ -103,11 +104,13 @@ class Connections:
         has_key: Callable[[int], bool] = lambda client: True,
     ) -> None:  # fmt: skip
         self.notices = deque[str](maxlen=100)  # for whoever runs the server
-        self._lock, self._clock, self._has_key, self._closed = threading.Lock(), clock, has_key, False
+        self._lock, self._clock, self._has_key = threading.Lock(), clock, has_key
+        self._closed: tuple[int, str] | None = None  # the status and the text for those who still wait
         self._clients: dict[int, ConnectedClient] = {}
         self._numbers: dict[bytes, int] = {}  # fingerprint of a key -> client
         self._sessions: dict[str, ConnectedClient] = {}  # by token
         self._secret = secrets.token_bytes(32)  # of its challenges
+        self._replaced = deque[str](maxlen=REPLACED)  # tokens of sessions that another of the same key has ended
         self._signed = OrderedDict[bytes, float]()  # challenge -> time of its answer
         self._session_quota = Quota(1 / 60, 10)  # of one key: more say that it is in two hands
         self._tasks: dict[str, OfferedTask] = {}  # by key
@@ -126,10 +129,11 @@ class Connections:
                 self._clients.setdefault(number, ConnectedClient(number, name, key))
             self._numbers = {name: number for number, name in registered}
 
-    def close(self) -> None:
-        """End all requests that wait: the server is about to end."""
+    def close(self, run_is_over: bool = False) -> None:
+        """End all requests that wait: the server is about to end, and may be started again, but after the run's end."""
         with self._lock:
-            self._closed = True
+            if self._closed is None:
+                self._closed = (410, "the run is over") if run_is_over else (503, "the server is about to end")
             for client in self._clients.values():
                 client.wake_up()
 
@@ -206,6 +210,13 @@ class Connections:
             if not self._session_quota.takes(client.number):
                 self.notices.append(f"client {client.number} begins session after session: somebody may have its key")
                 raise RequestError(429, "too many sessions of this key: wait a minute")
+            if client.token:
+                self._replaced.append(client.token)
+            if client.wake is not None:
+                self.notices.append(
+                    f"client {client.number} has connected again while it was connected: if that repeats, its key is "
+                    "in two hands"
+                )
             self._end_session(client)  # of a process that was killed, or is another's
             client.token, client.last_request = secrets.token_urlsafe(16), now
             self._sessions[client.token] = client
@@ -220,7 +231,7 @@ class Connections:
         with self._lock:
             client = self._sessions.get(token)
             if client is None:
-                raise RequestError(401, "no session has this token: begin another")
+                raise self._ended(token)
             client.last_request = self._clock()
             self._require_key(client)
             return client
@@ -239,11 +250,11 @@ class Connections:
         try:
             while True:
                 with self._lock:
-                    if self._closed:
-                        raise RequestError(503, "the server is about to end")
+                    if self._closed is not None:
+                        raise RequestError(*self._closed)
                     now = self._clock()
                     if client.token != token:
-                        raise RequestError(401, "the session has ended: begin another")
+                        raise self._ended(token)
                     client.last_request = now
                     if client.task is not None and client.task.end > now and client.task.key != after:
                         return client.task.stub
@@ -284,6 +295,12 @@ class Connections:
             if client.task is task:
                 client.task = None
             self._arrivals[key.hex()] = Arrival(key.hex(), client.number, data)
+
+    def _ended(self, token: str) -> RequestError:
+        """The refusal of a session that has ended."""
+        if token in self._replaced:
+            return RequestError(409, "another session of this key has begun")
+        return RequestError(401, "no session has this token: begin another")
 
     def _require_key(self, client: ConnectedClient) -> None:
         if self._clients.get(client.number) is not client or not self._has_key(client.number):

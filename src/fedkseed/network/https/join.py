@@ -6,15 +6,16 @@ it does nothing at all.
 """
 
 import secrets
+import shlex
 import ssl
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -24,18 +25,25 @@ from ...files import border, exclusive
 from ...weights.adapter import NAME as TUNED
 from ..protocol.carrier import MAX_MESSAGE
 from ..protocol.client.recipe_consent import OwnerSettings
-from ..protocol.client.worker_process import LOG, GiveUp, ask_worker, socket_path, stop_worker
+from ..protocol.client.worker_process import GiveUp, ask_worker, finish_work, last_reason, socket_path, stop_worker
 from ..protocol.client_gain import GainFile
-from ..protocol.envelope import Reply, Status, Task
+from ..protocol.envelope import Code, RefusedError, Reply, Status, Task, printable
 from ..protocol.signatures import fingerprint, private_key, sign
 from .app import http_client
 from .connections import HELLO
 from .task_files import LARGEST, Stub
-from .way_out import through
+from .unreachable import Unreachable, reason_of
+from .way_out import proxy_of, through
 
 BEAT = 15.0  # seconds between two signs of life while the worker computes
 TIMEOUT = 60.0  # seconds for a request that does not wait
+CONNECT = 20.0  # seconds for a connection
 FIRST, LONGEST = 1.0, 60.0  # seconds before a server that did not answer is tried again: the first time, and at most
+OVER, ANOTHER = 410, 409  # status of a request for a task: the run has ended; another session of the key has begun
+SENT_AGAIN = "where clients get it, the same `fedkseed serve` sends it again"
+TAKEN_OVER = 3  # times that another process connects with the same key, until this one ends
+# Refusals that hold for a recipe as long as the settings of this client do: with none of its tasks answered, it ends.
+LASTING = (Code.RELEASE, Code.RECIPE, Code.POLICY, Code.DATA, Code.MODEL, Code.BASIS)
 MAX_FILES = 16  # that are kept: a recipe and a certificate come again after each restart of a worker
 # A server asks again where a reply may be lost: two tasks that agree in these have the same answer.
 ANSWER_DEPENDS_ON = attrgetter("nonce", "head", "client", "digest", "keep", "message")
@@ -44,14 +52,21 @@ Say = Callable[[str], object]
 
 
 class SessionError(Exception):
-    """The end of a session: another has to be begun."""
+    """The end of a session: another has to be begun.
+
+    Args:
+        status: of the refusal; 0: it is of another kind.
+    """
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class TaskAnswerer(Protocol):
     """Whoever answers the tasks of a client, whose directory is free from `open` to `close`."""
 
     kept: str  # what becomes of the tuned model of a finished run
-    log: Path | str  # place that says why a task was not answered
 
     def open(self) -> None: ...
 
@@ -63,6 +78,14 @@ class TaskAnswerer(Protocol):
         """
         ...
 
+    def reason(self) -> str:
+        """The reason why the last task was not answered, or the place that says it."""
+        ...
+
+    def finish(self) -> None:
+        """Wait for what follows the last reply."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -71,8 +94,8 @@ class WorkerDesk:
 
     def __init__(self, directory: Path, settings: OwnerSettings) -> None:
         self.directory, self.settings = directory.resolve(), settings
-        self.kept = f"its tuned model is {self.directory / TUNED}"
-        self.log: Path | str = self.directory / LOG
+        ask = f"fedkseed generate {shlex.quote(str(directory))} '…'"
+        self.kept = f"its tuned model is {self.directory / TUNED}; ask it: {ask}"
         settings.signing(self.directory)  # a key of another kind is refused now, and not by each worker
         socket_path(self.directory)
 
@@ -81,6 +104,12 @@ class WorkerDesk:
 
     def reply(self, task: bytes, begun: Callable[[GiveUp], object]) -> bytes:
         return ask_worker(task, self.directory, begun)
+
+    def reason(self) -> str:
+        return last_reason(self.directory)
+
+    def finish(self) -> None:
+        finish_work(self.directory)
 
     def close(self) -> None:
         stop_worker(self.directory)
@@ -106,19 +135,24 @@ class ServerSession:
         Raises:
             SessionError: the server refuses it.
         """
-        self.token = ""
-        challenge = self._get("/v1/challenge", 32)
+        challenge = self.challenge()
         name = fingerprint(self.key.public_key())
         proof = challenge + name + sign(self.key, HELLO + challenge + name)
         response = self.http.post("/v1/session", content=proof)
         if response.status_code != 200:
-            raise SessionError(f"the server refuses this key: {response.text.strip()[:200]}")
+            said = printable(response.text)
+            raise SessionError(f"the server refuses this key: {said}", response.status_code)
         try:
             session = response.json()
             self.token, self.wait = str(session["token"]), float(session["wait"])
             return int(session["client"])
         except (ValueError, KeyError, TypeError) as error:
             raise SessionError(f"the server begins a session in other words than this release knows: {error}") from None
+
+    def challenge(self) -> bytes:
+        """Bytes to be signed; whoever asks for them needs no key yet."""
+        self.token = ""
+        return self._get("/v1/challenge", 32)
 
     def next_task(self, after: bytes, waits: bool) -> Stub | None:
         """The task after the one of a key; None if there is none yet."""
@@ -151,7 +185,7 @@ class ServerSession:
 
     def _get(self, path: str, most: int, timeout: float = TIMEOUT, names_session: bool = True) -> bytes:
         """The body of an answer, of at most `most` bytes; empty for one without."""
-        headers, seconds = self._headers if names_session else {}, httpx.Timeout(timeout, connect=TIMEOUT)
+        headers, seconds = self._headers if names_session else {}, httpx.Timeout(timeout, connect=CONNECT)
         data = bytearray()
         with self.http.stream("GET", path, headers=headers, timeout=seconds) as answer:
             for part in answer.iter_bytes():
@@ -161,8 +195,8 @@ class ServerSession:
             if answer.status_code == 401:
                 raise SessionError("the session has ended")
             if answer.status_code not in (200, 204):
-                text = bytes(data[:200]).decode(errors="replace").strip()
-                raise SessionError(f"the server refuses {path}: {answer.status_code} {text}")
+                text = printable(bytes(data).decode(errors="replace"))
+                raise SessionError(f"the server refuses {path.partition('?')[0]}: {text}", answer.status_code)
         return bytes(data)
 
 
@@ -198,7 +232,7 @@ class TaskInHand:
 
 
 class HttpsClient:
-    """A client of a server, which takes part until it is stopped.
+    """A client of a server, which takes part until the run is over.
 
     Args:
         directory: for this client's logs and what it must not forget.
@@ -207,10 +241,13 @@ class HttpsClient:
     """
 
     def __init__(self, directory: Path, url: str, ca: Path, key: Path, desk: TaskAnswerer) -> None:
-        self.directory, self.url, self.desk = directory.resolve(), url.rstrip("/"), desk
-        parsed = httpx.URL(self.url)
-        if parsed.scheme != "https" or not parsed.host or parsed.path != "/":
-            raise FedKSeedError(f"a server is https://HOST:PORT, got {url!r}")
+        self.directory, self.url, self.desk, self.key = directory.resolve(), url.rstrip("/"), desk, key
+        right = False
+        with suppress(httpx.InvalidURL):
+            parsed = httpx.URL(self.url)
+            right = parsed.scheme == "https" and parsed.host and parsed.path == "/" and (parsed.port or 443) < 1 << 16
+        if not right:
+            raise FedKSeedError(f"a server is https://HOST:PORT, as https://fl.example.org:8443, got {url!r}")
         self.by = through(self.url)
         private = private_key(key)
         try:
@@ -219,12 +256,16 @@ class HttpsClient:
             raise FedKSeedError(f"{ca} holds no certificate of an authority: {error}") from error
         self.session = ServerSession(http_client(tls, TIMEOUT, 1, self.url), private)
         self.gain = GainFile(self.directory)
+        self._connected = self._answered = self._over = False  # whether there was a session, an answer, a tuned model
+        self._taken_over = 0  # times that another process has connected with the same key
 
     def serve(self, say: Say = print, sleep: Callable[[float], object] = time.sleep) -> None:
-        """Take part in rounds until stopped; a server that does not answer is tried again and again.
+        """Take part in rounds until the run is over; a server that does not answer is tried again and again.
 
         Raises:
-            FedKSeedError: another client uses the directory, or the directory can't be written.
+            FedKSeedError: another client uses the directory, or the directory can't be written; or waiting can't help:
+                something is wrong with what was typed, this client's owner or files refuse the recipe, its key is in
+                two hands, or the tuned model can't be kept.
         """
         with border(f"can't make {self.directory}"):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -233,30 +274,78 @@ class HttpsClient:
             stack.enter_context(exclusive(self.directory / "client.lock", taken))
             self.desk.open()  # where it fails, a worker that outlived this process goes on
             stack.enter_context(closing(self.desk))
-            stack.enter_context(self.session.http)
+            stack.enter_context(closing(self.session.http))
             say(f"connecting to {self.url}{self.by}; logs are in {self.directory}")
-            pause, noted = FIRST, ""
+            pause, noted, since, again = FIRST, "", 0.0, 0.0
             while True:
                 try:
                     say(f"connected as client {self.session.begin()}")
-                    pause, noted = FIRST, ""
+                    self._connected, noted = True, ""
+                    pause = pause if self._taken_over else FIRST
                     self._attend(say)
-                except SessionError as ended:
-                    text = str(ended)
-                except httpx.TransportError as error:
-                    text = (
-                        f"no answer from {self.url}{self.by} ({error or type(error).__name__}): is the server running?"
-                    )
+                    break
+                except (SessionError, httpx.TransportError) as error:
+                    if self._over:  # the server has ended, too, perhaps before it had the reply
+                        break
+                    if isinstance(error, SessionError) and error.status == OVER:
+                        say(f"the run has ended, and no tuned model came here: {self.url} has it; {SENT_AGAIN}")
+                        return
+                    text = self.refuse_lasting(error)
                 self._say_gain(say)
+                now = time.monotonic()
                 if text != noted:
                     say(f"{text}; trying again until it answers")
-                noted = text
+                    noted, since, again = text, now, LONGEST
+                elif now - since >= again:
+                    say(f"{text}; still trying after {(now - since) / 60:.0f} min")
+                    again *= 2
                 # Spread, so that a server that is back is not asked by all of its clients at once.
                 sleep(pause * (0.5 + secrets.randbelow(1024) / 1024))
                 pause = min(2 * pause, LONGEST)
+            self.desk.finish()
+            self._say_gain(say)
+            say(f"the run has ended; {self.desk.kept}")
 
-    def _attend(self, say: Say) -> NoReturn:
-        """Answer tasks until the session ends."""
+    def require_reachable(self) -> None:
+        """Refuse a server that can't be reached for a reason that waiting won't mend; one that is not up yet is not."""
+        try:
+            self.session.challenge()
+        except (SessionError, httpx.TransportError) as error:
+            self.refuse_lasting(error)
+
+    def refuse_lasting(self, error: SessionError | httpx.TransportError) -> str:
+        """The reason of an error for which it may help to wait: for each, once this client has been connected.
+
+        Raises:
+            FedKSeedError: it does not help.
+        """
+        if not isinstance(error, SessionError):
+            proxy = proxy_of(self.url)
+            reason = reason_of(error, self.url, "" if proxy is None else proxy.url.netloc.decode())
+        elif error.status == ANOTHER:
+            self._taken_over += 1
+            text = f"another process has connected with the key {self.key}: each client needs a key of its own"
+            if self._taken_over >= TAKEN_OVER:
+                raise FedKSeedError(f"{text}, and this one gives way after {TAKEN_OVER} times")
+            reason = Unreachable(text)
+        elif error.status == 403:
+            shown = fingerprint(self.session.key.public_key()).hex(":", 4)
+            reason = Unreachable(
+                f"{self.url} does not know the key {self.key} (any more), of fingerprint {shown}: send its public file "
+                "to the server's owner, who adds it with `fedkseed certs add` before a run begins, or give the key "
+                "that was sent",
+                passes=False,
+            )
+        elif error.status in (404, 405):
+            reason = Unreachable(f"{self.url} is no server of fedkseed ({error}): mend the address", passes=False)
+        else:
+            reason = Unreachable(str(error))
+        if not (reason.passes or self._connected):
+            raise FedKSeedError(reason.text)
+        return reason.text
+
+    def _attend(self, say: Say) -> None:
+        """Answer tasks until the tuned model was kept, or the session ends."""
         work: TaskInHand | None = None
         last = b""  # key of the last task of this session: one that was refused or late is not done again
         try:
@@ -264,12 +353,19 @@ class HttpsClient:
                 self._say_gain(say)
                 if work is not None and work.done.wait(BEAT):
                     self._send(work, say)
+                    if self._over:
+                        return
                     work = None
-                stub = self.session.next_task(last, waits=work is None)
-                if stub is None:
-                    continue
-                last, data = stub.key, stub.task(self.session.file)
-                task = Task.decode(data)
+                try:
+                    stub = self.session.next_task(last, waits=work is None)
+                    if stub is None:
+                        continue
+                    last, data = stub.key, stub.task(self.session.file)
+                    task = Task.decode(data)
+                except FedKSeedError as error:  # a broken file or task
+                    if isinstance(error, RefusedError):  # of another release
+                        raise
+                    raise SessionError(str(error)) from error
                 if work is not None and ANSWER_DEPENDS_ON(work.task) == ANSWER_DEPENDS_ON(task):
                     work.key = stub.key
                     continue
@@ -279,24 +375,39 @@ class HttpsClient:
                 work = TaskInHand(stub.key, task, data, self.desk)
                 if not task.keep:
                     say(f"{work}: training")
-        except FedKSeedError as error:  # a broken file or task
-            raise SessionError(str(error)) from error
+        except (SessionError, httpx.TransportError):
+            if work is not None and work.task.keep:  # the server waits for nobody, and may be gone
+                work.done.wait()
+                self._over = Reply.decode(work.reply).status is Status.DONE
+            raise
         finally:
             if work is not None:
                 work.give_up()
 
     def _send(self, work: TaskInHand, say: Say) -> None:
-        """Send the worker's reply. One that is lost is asked for again, and the worker has it still."""
-        response, reply = self.session.send(work.key, work.reply), Reply.decode(work.reply)
-        if reply.status is Status.DONE and work.task.keep:
-            say(f"the run has ended; {self.desk.kept}")
+        """Send the worker's reply. One that is lost is asked for again, and the worker has it still.
+
+        Raises:
+            FedKSeedError: the recipe is refused, or the tuned model can't be kept.
+        """
+        reply = Reply.decode(work.reply)
+        self._over = reply.status is Status.DONE and work.task.keep
+        response = self.session.send(work.key, work.reply)
+        if self._over:
+            say("the tuned model has come")
         elif reply.status is Status.DONE:
+            self._answered, self._taken_over = True, 0
             size = f"{len(work.task.message):,} bytes down, {len(reply.message):,} up"
-            refusal = f"refused with {response.status_code} {response.text.strip()[:200]}"
+            refusal = f"refused with {response.status_code} {printable(response.text)}"
             ends = {204: f"answered, {size}", 410: "too late"}
             say(f"{work}: {ends.get(response.status_code, refusal)}")
         elif reply.status is not Status.UNPREPARED:
-            say(f"{work}: not answered ({reply.text}); {self.desk.log} says why")
+            text = f"{work}: not answered ({reply.text}): {self.desk.reason()}"
+            if reply.status is Status.REFUSED and work.task.keep:
+                raise FedKSeedError(f"{text}; when that is mended, join again: {SENT_AGAIN}")
+            if reply.status is Status.REFUSED and reply.text in LASTING and not self._answered:
+                raise FedKSeedError(text)
+            say(text)
 
     def _say_gain(self, say: Say) -> None:
         """Print the client's gain once it is measured, which may be after the server has ended."""

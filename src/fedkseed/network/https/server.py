@@ -66,7 +66,9 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
             while True:
                 try:
                     with disk_of(directory):
-                        return serve(directory, carrier, FOLDER, progress)
+                        result = serve(directory, carrier, FOLDER, progress)
+                    connections.close(run_is_over=True)
+                    return result
                 except RekeyedError:
                     progress.note("clients have other keys; the run goes on from its last finished round")
 

@@ -54,7 +54,7 @@ def run(
     directory: Path, keys: Path, address: Address, progress: Progress, *,
     url: str, ca: Path, key: Path, first: int, patience: float,
 ) -> None:  # fmt: skip
-    """Serve a shard's clients until stopped.
+    """Serve a shard's clients until the run is over.
 
     Args:
         keys: directory made by `fedkseed certs`, with the public keys of this shard's clients.
@@ -80,6 +80,7 @@ def run(
         # Whoever was away when the tuned model was handed out gets it when the root serves the finished run again.
         worker = TaskHandler(partial(Shard, clients=clients), signing, disclosed, lambda task: not task.keep)
         client_of_root = HttpsClient(directory, url, ca, key, ShardTasks(worker, check_keys))
+        client_of_root.require_reachable()
         with listening(connections, address, LARGEST, keys):
             progress.note(f"clients from number {first} on connect to port {address.port} of {address.host}")
             clients.wait_for_all(patience)
@@ -93,7 +94,6 @@ class ShardTasks:
     worker: TaskHandler
     check_keys: Callable[[], object] = lambda: None  # takes up keys that have changed, and may raise `RekeyedError`
     kept: str = "the clients were sent its model"
-    log: Path | str = "a line above"
     # A task that was given up may still be at its end when the next one comes.
     _answering: threading.Lock = field(default_factory=threading.Lock)
     _closed: threading.Event = field(default_factory=threading.Event)
@@ -109,6 +109,11 @@ class ShardTasks:
                 return self.worker.reply(task, given_up.is_set).encode()
         except AbandonedError:
             return Reply(Status.FAILED, text=Code.WORKER).encode()
+
+    def reason(self) -> str:
+        return "a line above says why"
+
+    def finish(self) -> None: ...
 
     def close(self) -> None:
         self._closed.set()  # the clients' connections end by themselves

@@ -1,8 +1,7 @@
-"""Places that a command of a federation names: addresses, the files of a client's identity, the disk of a run."""
+"""Places that a command of a federation names: addresses, the disk of a run."""
 
 import ipaddress
 import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,21 +17,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def require_files(ca: Path, key: Path) -> None:
-    """Refuse files of a client's identity that are not there, or that others can read.
-
-    Raises:
-        FedKSeedError: one is.
-    """
-    for path in (ca, key):
-        if not path.is_file():
-            raise FedKSeedError(
-                f"there is no file {path}; `fedkseed certs request` makes a key, and whoever runs the server has ca.pem"
-            )
-    if stat.S_IMODE(key.stat().st_mode) & 0o077:
-        raise FedKSeedError(f"others can read the key {key}; keep it to yourself: chmod 600 {key}")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ client-0 …                private keys, where clients have not made their own:
 
 import ipaddress
 import re
+import stat
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -191,6 +192,27 @@ def check(directory: Path, now: datetime | None = None) -> str | None:
     if (left := own.not_valid_after_utc - now) < timedelta(days=30):
         return f"{path} is valid for {left.days} more days; `fedkseed docs deploy` says how to renew it"
     return None
+
+
+def require_identity(ca: Path, key: Path, now: datetime | None = None) -> None:
+    """Refuse files of a client's identity that can't serve as that.
+
+    Raises:
+        FedKSeedError: one is missing or holds something else, others can read the key, or the authority has expired.
+    """
+    for path in (ca, key):
+        if not path.is_file():
+            raise FedKSeedError(
+                f"there is no file {path}; `fedkseed certs request` makes a key, and whoever runs the server has ca.pem"
+            )
+    private_key(key)
+    if stat.S_IMODE(key.stat().st_mode) & 0o077:
+        raise FedKSeedError(f"others can read the key {key}; keep it to yourself: chmod 600 {key}")
+    authority = certificate(ca)
+    constraints = [e.value for e in authority.extensions if isinstance(e.value, x509.BasicConstraints)]
+    if not any(constraint.ca for constraint in constraints):
+        raise FedKSeedError(f"{ca} is a certificate of a server or a peer; --ca takes the authority's own, ca.pem")
+    require_valid(ca, authority, now or datetime.now(UTC))
 
 
 def public_keys(directory: Path) -> list[Path]:

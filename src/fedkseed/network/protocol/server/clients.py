@@ -9,7 +9,7 @@ carrier's does not end a round either, unless it lasts until the deadline.
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count
@@ -61,7 +61,7 @@ class Exchange:
     signed: Mapping[int, bytes]
     minimum: int  # number of answers needed; connected clients are waited for even if it is 0
     keep: bool = False  # whether clients are sent the tuned model, which they keep
-    measuring: bool = False  # whether they may take a deadline for it, since some measure their gain
+    unhurried: bool = False  # whether they may take a deadline for it: some measure their gain, or load the model first
     answered: set[int] = field(default_factory=set)
     lacking: set[int] = field(default_factory=set)  # those whose answer is a wish for the whole broadcast
     refused: dict[int, str] = field(default_factory=dict)  # client -> reason, also where an answer can't be used
@@ -131,24 +131,28 @@ class RemoteClients:
         Raises:
             FedKSeedError: fewer clients than the minimum are connected.
         """
-        end, seen, total = time.monotonic() + self.options.patience, -1, self.numbers.count
-        while not self.numbers.expected.issubset(online := self.online()):
+        expected, total = self.numbers.expected, self.numbers.count
+        online = self.wait_for(expected)
+        if not expected.issubset(online) and len(online) < self.minimum:
+            raise FedKSeedError(
+                f"after {self.options.patience:g} s {len(online)} clients are connected, a round needs {self.minimum}: "
+                "start them, or look at their logs, and start the server again"
+            )
+        everybody, others = len(online) == total, self._others(online)
+        going_on = "" if expected.issubset(online) else "going on "
+        self.progress.note(f"all {total} clients are connected" if everybody else f"{going_on}without {others}")
+
+    def wait_for(self, clients: Set[int]) -> dict[int, int]:
+        """Wait until some clients are connected, for [network] patience at most; returns who is, as `online` does."""
+        end, seen = time.monotonic() + self.options.patience, -1
+        while not clients <= (online := self.online()).keys() and time.monotonic() < end:
             if len(online) != seen:
-                seen = len(online)
-                self.progress.note(f"{seen} of {total} clients are connected; waiting for {self._others(online)}")
-                self.progress.clients([*self.numbers.expected.difference(online)], "offline")
+                seen, away = len(online), sorted(clients - online.keys())
+                self.progress.note(f"{seen} of {self.numbers.count} clients are connected; waiting for {listed(away)}")
+                self.progress.clients(away, "offline")
                 self.progress.clients([*online], "waiting")
-            if time.monotonic() >= end:
-                if len(online) >= self.minimum:
-                    self.progress.note(f"going on without {self._others(online)}")
-                    return
-                raise FedKSeedError(
-                    f"after {self.options.patience:g} s {len(online)} clients are connected, a round needs "
-                    f"{self.minimum}: start them, or look at their logs, and start the server again"
-                )
             time.sleep(POLL)
-        everybody = len(online) == total
-        self.progress.note(f"all {total} clients are connected" if everybody else f"without {self._others(online)}")
+        return online
 
     def online(self) -> dict[int, int]:
         """Client -> node for the connected clients, by a list that is at most `LOOK` seconds old."""
@@ -182,16 +186,19 @@ class RemoteClients:
         awake = {client: data for client, data in sent.items() if self._clients[client].rests_until <= round_}
         return awake if len(awake) >= max(minimum, 1) else sent
 
-    def hand_out(self, done: int, message: bytes, measuring: bool = False) -> dict[int, GainSum | None]:
+    def hand_out(
+        self, done: int, message: bytes, measuring: bool = False, unhurried: bool = False
+    ) -> dict[int, GainSum | None]:
         """Send the connected clients the tuned model of a finished run, which each keeps in its directory.
 
-        Nobody is needed: whoever does not answer within the grace of a round, or its deadline where clients measure,
-        gets it when the finished run is served again.
+        Nobody is needed: whoever does not answer within the grace of a round, or its deadline where clients measure or
+        are given that time, gets it when the finished run is served again.
 
         Args:
             done: number of finished rounds.
             message: a broadcast of the model, to a newcomer.
             measuring: whether clients were asked for their gain.
+            unhurried: whether they may have to load the model for it.
 
         Returns:
             The clients that have kept it, each with its gain, if it has sent one.
@@ -204,7 +211,7 @@ class RemoteClients:
                 GainSum.decode(reply)
 
         sent = self._awake(done, dict.fromkeys(sorted(self.online()), message))
-        exchange = Exchange(done, sent, sent, 0, keep=True, measuring=measuring)
+        exchange = Exchange(done, sent, sent, 0, keep=True, unhurried=measuring or unhurried)
         answers = self._exchange(exchange, check) if sent else ()
         return {client: GainSum.decode(reply) if reply else None for client, reply in answers}
 
@@ -212,7 +219,7 @@ class RemoteClients:
         """Attempt an exchange until enough have answered, and yield the answers that can be used."""
         sent, attempts = exchange.sent, self.options.attempts
         if away := [client for client in sent if client not in self.online()]:
-            self.progress.note(f"{exchange}: offline, left out unless back in time: {_list(away)}")
+            self.progress.note(f"{exchange}: offline, left out unless back in time: {listed(away)}")
         self.progress.clients(away, "offline")
         self.progress.clients([client for client in sent if client not in away], "waiting")
         self.progress.begin(f"{exchange}, {len(sent)} clients", len(sent))
@@ -268,7 +275,7 @@ class RemoteClients:
         """Whether the minimum has answered so long ago that the others are not waited for any more."""
         if not attempt.enough and exchange.enough:
             attempt.enough, self._took = True, now - attempt.begin
-        grace = self.options.deadline if exchange.measuring else self.options.grace or max(GRACE, self._took / 2)
+        grace = self.options.deadline if exchange.unhurried else self.options.grace or max(GRACE, self._took / 2)
         # Where nobody is needed, clients do again what the others have done in the exchange before.
         return attempt.enough and now - attempt.begin >= self._took + grace
 
@@ -397,7 +404,7 @@ class RemoteClients:
     def _note_missing(self, exchange: Exchange) -> None:
         """Note who has not answered. A connected client that lets rounds in a row pass costs the others a grace."""
         if missing := sorted(exchange.sent.keys() - exchange.answered):
-            self.progress.note(f"{exchange} goes on without {_list(missing)}")
+            self.progress.note(f"{exchange} goes on without {listed(missing)}")
         silent = [client for client in missing if client not in exchange.refused]
         late = [client for client in silent if client in self._online]
         self.progress.clients(late, "late")
@@ -447,9 +454,9 @@ class RemoteClients:
         )
 
     def _others(self, online: Mapping[int, int]) -> str:
-        return _list([number for number in range(self.numbers.count) if number not in online])
+        return listed([number for number in range(self.numbers.count) if number not in online])
 
 
-def _list(clients: Sequence[int]) -> str:
+def listed(clients: Sequence[int]) -> str:
     more = f" and {len(clients) - 20} more" if len(clients) > 20 else ""
     return f"client{'s' * (len(clients) != 1)} {', '.join(map(str, clients[:20]))}{more}"

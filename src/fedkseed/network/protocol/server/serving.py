@@ -16,7 +16,7 @@ from ....run.activity import ActivityFile
 from ....run.loop import Result, work
 from ....run.privacy_plan import kept_secret, with_noise
 from ....run.progress import Progress, Silent
-from ....run.store import GAINS, NONCES, Store
+from ....run.store import GAINS, KEPT, NONCES, Store
 from ....run.trackers import Trackers
 from ....strategy import Strategy
 from ....wire.codec import encode
@@ -25,7 +25,7 @@ from ..envelope import NO_NONCE
 from ..networked_recipe import recipe_for_clients, with_network_defaults
 from ..signatures import ServerSigning
 from .client_numbers import ClientNumbers
-from .clients import RemoteClients
+from .clients import RemoteClients, listed
 from .rounds import federation
 
 
@@ -82,9 +82,12 @@ def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) ->
         history = None if signing is None else store.history
         remote = RemoteClients(carrier, numbers, text, minimum, recipe.network, activity, signing, history)
         parts = federation(recipe, remote, kept_secret(recipe, directory))
+        before = store.rounds
         result = work(store, parts)
         if algorithm_of(recipe.training.algorithm).pooled:  # kilobytes
-            hand_out(store, parts.strategy, recipe, remote)
+            if was_over := store.rounds == before:  # then those come who were away at its end
+                remote.wait_for(remote.numbers.expected.difference(kept_before(store)))
+            hand_out(store, parts.strategy, recipe, remote, was_over)
         return replace(result, gains=[Gain.of(table) for table in store.recall(GAINS) or ()])
 
 
@@ -95,19 +98,29 @@ def asks_for_gains(recipe: Recipe, progress: Progress) -> bool:
     return recipe.evaluation.clients is not None and recipe.secure is None
 
 
-def hand_out(store: Store, strategy: Strategy[Any], recipe: Recipe, remote: RemoteClients) -> None:
+def hand_out(store: Store, strategy: Strategy[Any], recipe: Recipe, remote: RemoteClients, unhurried: bool) -> None:
     """Send the tuned model of a finished run to the clients that are connected, and keep the gains that they send."""
     server, measuring = strategy.server, asks_for_gains(recipe, remote.progress)
     message = encode(server.broadcast(store.state(server.state, store.tuned)))
-    sums = remote.hand_out(store.rounds, message, measuring)
+    sums = remote.hand_out(store.rounds, message, measuring, unhurried)
+    kept = {*sums, *kept_before(store)}
+    store.remember(KEPT, [current_nonce(store).hex(), sorted(kept)])
     who = "clients have kept" if recipe.network.shards is None else "shards have sent their clients"
-    remote.progress.note(f"{len(sums)} of {remote.numbers.count} {who} the tuned model")
+    lacking = remote.numbers.expected - kept
+    remedy = f"; the same command waits for {listed(sorted(lacking))}, and sends it again" if lacking else ""
+    remote.progress.note(f"{len(kept)} of {remote.numbers.count} {who} the tuned model{remedy}")
     gains = [gain_sum.gain(client) for client, gain_sum in sorted(sums.items()) if gain_sum is not None]
     if measuring:
         names = {gain.client for gain in gains}
         before = [table for table in store.recall(GAINS) or () if table["client"] not in names]
         store.remember(GAINS, before + [asdict(gain) for gain in gains])
         remote.progress.note(f"{len(gains)} of them have sent what they gained, as their owners allow")
+
+
+def kept_before(store: Store) -> list[int]:
+    """The clients that have kept the tuned model of a finished run by now; none after a rollback."""
+    nonce, clients = store.recall(KEPT) or ("", [])
+    return clients if nonce == current_nonce(store).hex() else []
 
 
 def current_nonce(store: Store) -> bytes:
