@@ -152,7 +152,7 @@ def test_a_peer_that_was_away_is_left_alone_and_back_when_it_is(keys, tmp_path, 
         now = {**whole, 1: f"https://localhost:{free_port()}"}
         monkeypatch.setattr(first.gossip.requests.addresses, "current", lambda: now)
         assert first.gossip.meet_all() == 1
-        assert first.said == ["peer 1 is away"]
+        assert first.said == [f"peer 1 is away: nothing listens at {now[1].removeprefix('https://')}"]
         assert first.gossip.standings[1].again > 0
         first.gossip.standings[1].again = math.inf  # however slow this machine is
         assert first.gossip._others() == [2]

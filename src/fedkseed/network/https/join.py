@@ -33,7 +33,7 @@ from .app import http_client
 from .connections import HELLO
 from .task_files import LARGEST, Stub
 from .unreachable import Unreachable, reason_of
-from .way_out import proxy_of, through
+from .way_out import proxy_at, through
 
 BEAT = 15.0  # seconds between two signs of life while the worker computes
 TIMEOUT = 60.0  # seconds for a request that does not wait
@@ -320,8 +320,7 @@ class HttpsClient:
             FedKSeedError: it does not help.
         """
         if not isinstance(error, SessionError):
-            proxy = proxy_of(self.url)
-            reason = reason_of(error, self.url, "" if proxy is None else proxy.url.netloc.decode())
+            reason = reason_of(error, self.url, proxy_at(self.url))
         elif error.status == ANOTHER:
             self._taken_over += 1
             text = f"another process has connected with the key {self.key}: each client needs a key of its own"

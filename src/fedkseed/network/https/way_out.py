@@ -48,8 +48,14 @@ def proxy_of(url: httpx.URL | str) -> httpx.Proxy | None:
 
 def through(url: httpx.URL | str) -> str:
     """The words that say by which proxy an address is reached; empty: by none."""
+    at = proxy_at(url)
+    return f" through the proxy {at}" if at else ""
+
+
+def proxy_at(url: httpx.URL | str) -> str:
+    """HOST:PORT of the proxy by which an address is reached; empty: by none."""
     proxy = proxy_of(url)
-    return "" if proxy is None else f" through the proxy {proxy.url.netloc.decode()}"  # which has no password
+    return "" if proxy is None else proxy.url.netloc.decode()  # which has no password
 
 
 def _in_networks(host: str, proxies: dict[str, str]) -> bool:

@@ -19,6 +19,8 @@ import httpx
 from ...errors import FedKSeedError
 from ...randomness import Purpose, generator
 from ..https.app import http_client
+from ..https.unreachable import reason_of
+from ..https.way_out import proxy_at
 from ..protocol.envelope import printable
 from ..protocol.signatures import fingerprint
 from . import tls
@@ -213,8 +215,11 @@ class Gossip:
             standing.failures += 1
             wait = self.pace.quick * 2 ** min(standing.failures, 6)
             standing.again = time.monotonic() + min(wait, self.pace.slow)
-            away = isinstance(error, httpx.TransportError)
-            text = "is away" if away else f"refuses or errs: {printable(str(error))[:300]}"
+            if isinstance(error, httpx.TransportError):
+                address = self.requests.addresses.current().get(number, "")
+                text = f"is away: {reason_of(error, address, proxy_at(address)).text}"
+            else:
+                text = f"refuses or errs: {printable(str(error))[:300]}"
             if text not in standing.notes and len(standing.notes) < MAX_NOTES and not self._closed.is_set():
                 standing.notes.add(text)
                 self.say(f"peer {number} {text}")
