@@ -41,10 +41,10 @@ network.protocol.server.request_limits network.protocol.signatures network.proto
 network.protocol.client.recipe_consent network.protocol.client.policy
 network.protocol.client.worker_process network.protocol.client.task_handler network.protocol.server.serving
 network.protocol network.protocol.carrier network.https network.https.task_files network.https.connections
-network.https.app network.https.browser_page network.https.registered_keys network.https.server network.https.join
-network.https.shard network.peers network.peers.signed_upload network.peers.roster
-network.peers.merge_rule network.peers.store network.peers.tls network.peers.app network.peers.gossip
-network.peers.verify cli cli.options cli.certs cli.tune cli.look cli.share cli.research
+network.https.app network.https.unreachable network.https.browser_page network.https.registered_keys
+network.https.server network.https.join network.https.shard network.peers network.peers.signed_upload
+network.peers.roster network.peers.merge_rule network.peers.store network.peers.tls network.peers.app
+network.peers.gossip network.peers.verify cli cli.options cli.certs cli.tune cli.look cli.share cli.research
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")
 
