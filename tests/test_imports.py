@@ -31,7 +31,9 @@ local.derivatives local.optimizers local.private_steps local.schedules strategy 
 strategies.uploads strategies.averaging strategies.replay strategies.checks strategies.masked strategies.noised
 strategies.tree secure secure.accounting secure.grid secure.masks secure.member secure.noise secure.server round
 recipe.basis_digest recipe.own_code recipe.schema recipe.algorithms recipe.rules recipe.reading data.file_formats
-data.layouts data.sources data.natural_instructions evaluation.statistics run.loop run.store run.best_round run.progress
+data.layouts data.sources data.natural_instructions data.batches data.split data.encoder data.held_out data.federated
+models.checkpoint models.place tuned.untie planning.pin run.prerequisites planning.init tuned.load tuned.formats
+evaluation.statistics run.loop run.store run.best_round run.progress
 run.round_metrics run.cohort run.privacy_plan run.activity run.trackers
 report.watch_state report.watch_page report.terminal report.bars report.results report.rounds
 report.page network.flower.compat network.flower.client_app network.flower.server_app network.flower.grid_carrier
@@ -107,6 +109,8 @@ TESTED_IN = {
     "strategies.kseed_client": "test_round.py",
     "strategies.uploads": "strategies/test_kseed.py",
     "strategy": "test_round.py",
+    "models.place": "run/test_prerequisites.py",
+    "tuned.formats": "run/test_prerequisites.py",
     "planning.compare": "recipe/test_algorithms.py",
     "report.terminal": "cli/test_options.py",
     "report.results": "evaluation/test_metrics.py",

@@ -1,5 +1,6 @@
 """The place of compiled kernels, for a user who can't write beside their sources; nobody else's code is loaded."""
 
+import fcntl
 import os
 import stat
 import tempfile
@@ -10,7 +11,7 @@ import pytest
 from numba import config
 
 from fedkseed.directions.numba_cpu import kept_kernels
-from fedkseed.directions.numba_cpu.kept_kernels import HERE, kept
+from fedkseed.directions.numba_cpu.kept_kernels import HERE, kept, one_at_a_time
 
 cache_folder = kept_kernels.cache_folder.__wrapped__
 
@@ -44,6 +45,20 @@ def test_kernels_are_kept_in_the_home_and_without_one_in_the_temporary_directory
     assert cache_folder() == temporary / folder.name
     monkeypatch.setattr(tempfile, "gettempdir", no_directory)
     assert cache_folder() is None
+
+
+def test_one_process_compiles_at_a_time(monkeypatch, tmp_path):
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "kernels"))
+    for _ in range(2):
+        with one_at_a_time(), (tmp_path / "kernels" / "compiling.lock").open() as another:  # noqa: SIM117
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_kernels_are_compiled_also_where_no_lock_can_be_had(monkeypatch):
+    monkeypatch.setattr(config, "CACHE_DIR", "/proc/nowhere")
+    with one_at_a_time():
+        pass
 
 
 def no_directory() -> str:

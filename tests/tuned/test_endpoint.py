@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -126,6 +127,6 @@ def test_virtual_tokens_are_served_and_of_a_whole_model_itself_alone(run, finish
 def test_missing_packages_and_a_taken_port_are_refused(monkeypatch):
     with serve.listen("127.0.0.1", 0) as at, pytest.raises(FedKSeedError, match=r"can't listen at .* in use"):
         serve.listen(*at.getsockname())
-    monkeypatch.setattr("transformers.utils.import_utils.is_serve_available", lambda: False)
-    with pytest.raises(FedKSeedError, match=r"fastapi, uvicorn and openai: pip install 'fedkseed\[serve\]'"):
+    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "openai" else find_spec(name))
+    with pytest.raises(FedKSeedError, match=r"pip install 'fedkseed\[serve\]' \(openai is missing"):
         serve.require_server()

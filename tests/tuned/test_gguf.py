@@ -20,7 +20,8 @@ from transformers import (
 from fedkseed import FedKSeedError, Pool, hold
 from fedkseed.data.layouts import Example
 from fedkseed.data.wording import Wording
-from fedkseed.models.load import find, load_model, load_tokenizer
+from fedkseed.models.load import load_model, load_tokenizer
+from fedkseed.models.place import find
 from fedkseed.models.quantised import load_gguf
 from fedkseed.tuned.gguf import write_gguf, write_gguf_lora
 from fedkseed.tuned.lora import as_lora, nearest_lora

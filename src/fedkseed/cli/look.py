@@ -165,12 +165,15 @@ def preview(
     from rich.text import Text
 
     from ..data.federated import share_out
-    from ..models.load import load_tokenizer
     from ..randomness import Purpose, generator
     from ..recipe.reading import load_recipe
-    from ..report.preview import preview_table, print_preview
+    from ..run.prerequisites import require_ready
 
     parsed = load_recipe(recipe, changes or ())
+    require_ready(parsed)
+    from ..models.load import load_tokenizer
+    from ..report.preview import preview_table, print_preview
+
     tokenizer = load_tokenizer(parsed.model.name)
     shares = share_out(parsed, tokenizer, lambda line: console.print(Text(line, style="dim")))
     if client >= len(shares.clients):
@@ -214,13 +217,15 @@ def eval(
     if tasks is not None:
         if data or after is not None or metrics or generated or max_tokens:
             raise FedKSeedError("--data, --after, --metrics, --generated and --max-tokens don't go with --tasks")
+        from ..tuned.load import open_ready
+
+        opened = open_ready(tuned, model)
         from ..report.tables import print_tasks
         from ..tuned.lm_eval import scores as evaluate
-        from ..tuned.load import open_tuned
 
         with redirect_stderr(StringIO()) if shown_level.get() == QUIET else nullcontext():  # for the harness's own bars
             scores = evaluate(
-                open_tuned(tuned, model),
+                opened,
                 _split(tasks),
                 own=tasks_from,
                 shots=shots,
@@ -238,12 +243,14 @@ def eval(
         if after is not None:
             raise FedKSeedError("--after is for the run's own held-out sets; leave it out, or --data")
         from ..report.results import print_scores, sets_table
-        from ..tuned.load import open_tuned
+        from ..tuned.load import open_ready
+
+        opened = open_ready(tuned, model)
         from ..tuned.measure import measure
 
         with Bars(0) as bars:
             base, evaluation = measure(
-                open_tuned(tuned, model),
+                opened,
                 data,
                 _split(metrics),
                 bars,
@@ -270,16 +277,19 @@ def _eval_run(directory: Path, model: str | None, after: int | None, as_json: bo
     """Evaluate the model of a run after some rounds, on the run's held-out sets."""
     from ..evaluation.statistics import NOT_EVALUATED, Evaluation, gains, gains_table, require_finite
     from ..report.results import print_gains, print_scores, sets_table
-    from ..run.simulation import Simulation
-    from ..run.start_and_resume import with_model
+    from ..run.prerequisites import require_ready
     from ..run.store import Store
 
     store = Store(directory)
-    recipe = with_model(store.load_recipe(), model)
+    recipe = store.load_recipe(model)
     # Evaluation does not read the objective: with the loss, no objective function of the user's has to be loaded.
     training = recipe.training.model_copy(update={"objective": "loss"})
+    recipe = recipe.model_copy(update={"training": training})
+    require_ready(recipe)
+    from ..run.simulation import Simulation
+
     with Bars(recipe.training.rounds) as bars:
-        simulation = Simulation(recipe.model_copy(update={"training": training}), bars)
+        simulation = Simulation(recipe, bars)
         store.require_same(simulation.identity)
         state = store.state(simulation.strategy.server.state, store.tuned if after is None else after)
         if state is None:
@@ -312,10 +322,11 @@ def generate(
     from rich.text import Text
 
     from ..data.layouts import Example
-    from ..evaluation.evaluate import respond
-    from ..tuned.load import open_tuned
+    from ..tuned.load import open_ready
 
-    opened = open_tuned(adapter, model)
+    opened = open_ready(adapter, model)
+    from ..evaluation.evaluate import respond
+
     tokenizer = opened.tokenizer()
     words = opened.words(tokenizer)
     tokens, ends = words.prompt(Example(prompt, "", context), tokenizer), words.ends(tokenizer)

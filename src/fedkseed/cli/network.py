@@ -270,7 +270,6 @@ def peer(
     those of all others (`fedkseed docs peers`).
     """  # noqa: D301 — click keeps the lines after a \b as they are
     require_packages("HTTPS needs", *PACKAGES)
-    from ..network.peers.peer import PeerFiles, run
     from ..network.protocol.certs import require_identity
     from ..network.protocol.client.recipe_consent import owner_of, usable_rows
     from ..recipe.reading import own_recipe
@@ -283,6 +282,8 @@ def peer(
     owner = owner_of(data, model, device, policy, basis, None)
     require_identity(ca, key)
     say(usable_rows(owner))
+    from ..network.peers.peer import PeerFiles, run
+
     directory = state or Path("runs") / key.name
     files = PeerFiles(directory, peers.resolve(), key.resolve(), cert.resolve(), ca.resolve())
     with stoppable("goes on, with all uploads that were here"):

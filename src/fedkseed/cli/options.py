@@ -77,16 +77,6 @@ def require_packages(what: str, *names: str) -> None:
         raise FedKSeedError(f"{what} the package {lacking[0]}; install it with: pip install 'fedkseed[https]'")
 
 
-def require_new(file: Path) -> None:
-    """Refuse to write over a file.
-
-    Raises:
-        FedKSeedError: it exists.
-    """
-    if file.exists():
-        raise FedKSeedError(f"{file} exists already; choose another file")
-
-
 def end_run(result: "Result", as_json: bool) -> None:
     """Print the result of a run.
 

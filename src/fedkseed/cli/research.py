@@ -8,9 +8,10 @@ from typing import Annotated
 from typer import Argument, Option
 
 from ..errors import FedKSeedError
+from ..files import require_absent
 from ..report.bars import Bars
 from ..report.terminal import console, print_json, print_rows, say
-from .options import Json, RecipeFile, require_new
+from .options import Json, RecipeFile
 
 
 def basis(
@@ -31,13 +32,20 @@ def basis(
     The data may be of any kind that is public, the closer to the clients' the better. `fedkseed docs directions` has
     the definition, and what such directions can and can't learn.
     """
-    from ..planning.make_basis import basis_of
+    from ..data.sources import Reader
     from ..recipe.reading import load_recipe
+    from ..run.prerequisites import require_ready
     from ..weights.basis_file import save_basis
 
-    require_new(output)
+    require_absent(output, "file")
+    parsed = load_recipe(recipe)
+    require_ready(parsed, has_data=False)
+    if ".tar" not in Path(data).name:
+        Reader().file(data)
+    from ..planning.make_basis import basis_of
+
     with Bars(0) as bars:
-        learned = basis_of(load_recipe(recipe), data, examples, rank, bars, scaled)
+        learned = basis_of(parsed, data, examples, rank, bars, scaled)
     save_basis(learned, output)
     ranks, used = sorted(max(factor.ranks) for _, factor in learned), int(str(learned.about["examples"]))
     say(
@@ -91,9 +99,6 @@ def reproduce(
     It may be stopped at any moment: the same command continues it, and finished runs are not repeated.
     """
     from ..paper import experiments
-    from ..paper import reproduce as runs
-    from ..paper.dry_run import estimate
-    from ..paper.experiment_bases import with_basis_place
 
     if show_list or not name:
         titles = ("name", "paper", "what")
@@ -103,8 +108,13 @@ def reproduce(
     places = {"model": model, "dolly": dolly, "natural-instructions": natural_instructions, "basis": basis}
     paths = {place: str(Path(path).expanduser()) for place, path in places.items() if path is not None}
     documents = {}  # by experiment, for JSON
-    for each in experiments.names() if name == "all" else [name]:
-        experiment = experiments.load(each, scale)
+    chosen = [experiments.load(each, scale) for each in (experiments.names() if name == "all" else [name])]
+    from ..paper import reproduce as runs
+    from ..paper.dry_run import estimate
+    from ..paper.experiment_bases import with_basis_place
+
+    for experiment in chosen:
+        each = experiment.name
         if seeds is not None:
             experiment = replace(experiment, seeds=seeds)
         text = public if experiment.bases or name != "all" else None

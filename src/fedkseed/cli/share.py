@@ -36,10 +36,14 @@ def export(
 
     `fedkseed docs export` says how each format is loaded.
     """
-    from ..tuned.export import export as write
-    from ..tuned.load import open_tuned
+    from ..tuned.formats import require_format
+    from ..tuned.load import open_ready
 
-    for note in write(open_tuned(adapter, model), output, format_, kind=kind, rank=rank, dtype=dtype):
+    tuned = open_ready(adapter, model)
+    require_format(tuned, output, format_, kind, rank, dtype)
+    from ..tuned.export import export as write
+
+    for note in write(tuned, output, format_, kind=kind, rank=rank, dtype=dtype):
         say(note)
     say(f"wrote the model to {output}")
 
@@ -56,10 +60,10 @@ def serve_model(
     no passwords: whoever reaches the port can ask.
     """
     from ..tuned.endpoint import listen, load, require_server, serve
-    from ..tuned.load import open_tuned
+    from ..tuned.load import open_ready
 
     require_server()
-    opened = open_tuned(adapter, model)
+    opened = open_ready(adapter, model)
     with listen(host, port) as at:
         models = load(opened)
         say("models {} at http://{}:{}/v1, until Ctrl-C".format(" and ".join(models), *at.getsockname()))

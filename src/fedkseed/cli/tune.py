@@ -11,10 +11,11 @@ import typer
 from typer import Argument, Exit, Option
 
 from ..errors import INTERRUPTED, FedKSeedError
+from ..files import require_absent
 from ..report.bars import Bars
 from ..report.terminal import console, print_json, say
 from .guide import recipe_of
-from .options import BaseModel, Changes, Directory, Json, Output, RecipeFile, end_run, require_new
+from .options import BaseModel, Changes, Directory, Json, Output, RecipeFile, end_run
 
 if TYPE_CHECKING:
     from ..recipe.schema import Recipe
@@ -43,12 +44,23 @@ def run(
     The run may be stopped at any moment: `fedkseed resume RUN` continues it from its last finished round. A run whose
     held-out loss rises above the base model's is ended with exit code 3 ([evaluation] stop_when_diverged).
     """
+    from ..network.flower.compat import require_flower
     from ..recipe.reading import own_recipe
+    from ..recipe.rules import Where
+    from ..run.prerequisites import require_ready
+    from ..run.store import Store
 
     if engine not in ("own", "flower"):
         raise FedKSeedError(f"no engine is called {engine!r}; choose own or flower")
     file = recipe_of(recipe, example)
     parsed, directory = own_recipe(file, changes or ()), output or Path("runs") / file.stem
+    if not dry_run:
+        Store.require_new(directory)
+    places, chosen = [Where.RUN, Where.SIMULATION], ["tensorboard"] if tensorboard else []
+    if engine == "flower":
+        require_flower(simulated=True)
+        places.append(Where.FLOWER_ENGINE)
+    require_ready(parsed, *places, trackers=chosen)
     if dry_run:
         from ..planning.forecast import forecast
         from ..report.tables import print_forecast
@@ -65,7 +77,7 @@ def run(
     else:
         from ..run.start_and_resume import start
     with _resumable(directory), Bars(parsed.training.rounds) as bars:
-        result = start(parsed, directory, bars, ["tensorboard"] if tensorboard else [])
+        result = start(parsed, directory, bars, chosen)
     end_run(result, as_json)
 
 
@@ -100,7 +112,7 @@ def init(
 
         print(reference())
         return
-    require_new(output)
+    require_absent(output, "file")
     columns = dict[str, str]()
     for text in column or ():
         field, _, columns[field] = text.partition("=")
@@ -111,10 +123,11 @@ def init(
     begin = monotonic()
     from ..files import write_atomically
     from ..planning.init import first_recipe, measured, with_measured
-    from ..report.tables import print_forecast, tuning_table
 
     settings = {"task": task, "algorithm": algorithm, "clients": clients, "network": network}
     first = first_recipe(source, columns, name, **settings)
+    from ..report.tables import print_forecast, tuning_table
+
     text, recipe, costs, rate, warnings = first.text, first.recipe, None, None, list[str]()
     for line in () if as_json else first.shares.notes:
         say(line)
@@ -148,12 +161,16 @@ def resume(
 
     The tuned model is the same, bit for bit, as that of a run without a stop.
     """
-    from ..run.start_and_resume import resume as resume_run
+    from ..recipe.rules import Where
+    from ..run.prerequisites import require_ready
     from ..run.store import Store
 
-    recipe = Store(directory).load_recipe()
+    recipe, chosen = Store(directory).load_recipe(model), ["tensorboard"] if tensorboard else []
+    require_ready(recipe, Where.RUN, Where.SIMULATION, trackers=chosen)
+    from ..run.start_and_resume import resume as resume_run
+
     with _resumable(directory), Bars(recipe.training.rounds) as bars:
-        result = resume_run(directory, bars, model, ["tensorboard"] if tensorboard else [])
+        result = resume_run(directory, bars, model, chosen)
     end_run(result, as_json)
 
 
@@ -182,14 +199,19 @@ def tune(
     `fedkseed docs algorithms` has the formulas and an example.
     """
     from ..files import write_atomically
-    from ..planning.tune import tune as find_settings
     from ..recipe.reading import own_recipe
-    from ..report.tables import print_tuning, tuning_table
+    from ..recipe.rules import Where
+    from ..run.prerequisites import require_ready
 
     if output is not None:
-        require_new(output)
+        require_absent(output, "file")
+    parsed = own_recipe(recipe, changes or ())
+    require_ready(parsed, Where.SIMULATION)
+    from ..planning.tune import tune as find_settings
+    from ..report.tables import print_tuning, tuning_table
+
     with Bars(0) as bars:
-        tuning = find_settings(own_recipe(recipe, changes or ()), minutes, steps, bars)
+        tuning = find_settings(parsed, minutes, steps, bars)
     if as_json:
         print_json(tuning_table(tuning))
     else:
@@ -206,16 +228,19 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Measure the costs of each algorithm to a client, on a recipe's model and data: bytes, memory, seconds."""
-    from ..planning.compare import compare as measure_all
     from ..recipe.algorithms import ALGORITHMS
     from ..recipe.own_code import is_own
     from ..recipe.reading import load_recipe
-    from ..report.tables import print_costs
+    from ..run.prerequisites import require_ready
 
     parsed = load_recipe(recipe, changes or ())
     names = algorithm or list(dict.fromkeys([*ALGORITHMS, parsed.training.algorithm]))
     if unknown := [name for name in names if name not in ALGORITHMS and not is_own(name)]:
         raise FedKSeedError(f"no algorithm is called {unknown[0]!r}; choose from {', '.join(ALGORITHMS)}")
+    require_ready(parsed)
+    from ..planning.compare import compare as measure_all
+    from ..report.tables import print_costs
+
     rows = []
     with console.status("sharing out the data") as status:
         for number, (name, outcome) in enumerate(measure_all(parsed, names), 1):

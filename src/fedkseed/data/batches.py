@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from .layouts import Example
+
+if TYPE_CHECKING:  # rows are read, and faulty ones refused, before PyTorch is loaded
+    import torch
+    from torch import Tensor
 
 IGNORED = -100  # label of a token that is not part of the response
 
@@ -16,12 +19,12 @@ IGNORED = -100  # label of a token that is not part of the response
 class Batch:
     """Examples side by side, padded on the right."""
 
-    tokens: Tensor  # (B, T) int64
-    mask: Tensor  # (B, T) int64, 0 on padding
-    labels: Tensor  # (B, T) int64, IGNORED outside responses
+    tokens: "Tensor"  # (B, T) int64
+    mask: "Tensor"  # (B, T) int64, 0 on padding
+    labels: "Tensor"  # (B, T) int64, IGNORED outside responses
     examples: "Sequence[Encoded]" = ()  # B, the examples of the rows; the loss does not need them
 
-    def to(self, device: torch.device) -> "Batch":
+    def to(self, device: "torch.device") -> "Batch":
         tokens, mask, labels = (part.to(device, non_blocking=True) for part in (self.tokens, self.mask, self.labels))
         return replace(self, tokens=tokens, mask=mask, labels=labels)
 
@@ -44,6 +47,8 @@ class Encoded:
 
 def collate(encoded: Sequence[Encoded], pad: int) -> Batch:
     """Examples side by side, padded on the right."""
+    import torch
+
     width = max(len(e.tokens) for e in encoded)
     tokens = torch.full((len(encoded), width), pad)
     mask = torch.zeros(len(encoded), width, dtype=torch.long)

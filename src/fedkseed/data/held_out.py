@@ -12,7 +12,7 @@ from ..recipe.schema import HELD_OUT, VALIDATION, EvaluationTable, HeldOutSetTab
 from .batches import Encoded
 from .encoder import Encoder, context_of
 from .layouts import Example
-from .split import OwnedRow, read_files, rows_of
+from .split import OwnedRow, Row, read_files, rows_of
 from .wording import answer_tokens
 
 MOST_OPTIONS = 32  # different responses of a category: more are hardly labels, and a choice reads all of them
@@ -56,8 +56,8 @@ def separate_categories(rows: Sequence[OwnedRow], recipe: Recipe) -> tuple[dict[
 
 
 def keep_back(
-    clients: Sequence[list[Encoded]], names: Sequence[str], recipe: Recipe
-) -> tuple[list[list[Encoded]], list[tuple[Encoded, str]]]:
+    clients: Sequence[list[Row]], names: Sequence[str], recipe: Recipe
+) -> tuple[list[list[Row]], list[tuple[Row, str]]]:
     """The examples on which each client trains, and those that are kept back from them, with their clients' names.
 
     A client's draw depends on the seed and the client alone.
@@ -65,7 +65,7 @@ def keep_back(
     portion = next((table.clients for table in recipe.evaluation.further if table.clients is not None), None)
     if portion is None:
         return list(clients), []
-    training, kept_back = [], list[tuple[Encoded, str]]()
+    training, kept_back = [], list[tuple[Row, str]]()
     for number, share in enumerate(clients):
         name, count = names[number] if names else f"client {number}", max(1, _count_of(portion, len(share)))
         if count >= len(share):

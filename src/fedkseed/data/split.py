@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from .sources import DataFile, Reader, require_columns
 DEFAULT_CATEGORY = DataTable.model_fields["held_out"].default  # a category of Dolly, which the paper holds out
 SHARE_WITHOUT_IT = 0.1  # held-out share of data without that category, if the recipe names no other
 TRIES = 1000  # draws of a Dirichlet split
+Row = TypeVar("Row", Encoded, "OwnedRow")  # as tokens, or as it was read
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def read_source(recipe: Recipe) -> SourceRows:
         return _read_tasks(recipe)
     if split == "files":
         files_of = reader.folder(source)
-    elif _is_folder(source):
+    elif is_folder(source):
         raise FedKSeedError(f"{source} is a folder: set [clients] split = 'files' for a client each, or name one file")
     else:
         files_of = {"": [reader.file(source)]}
@@ -97,7 +99,7 @@ def reader_of(recipe: Recipe) -> Reader:
 
 def read_files(source: str, recipe: Recipe) -> list[DataFile]:
     """A file, or all files of a folder."""
-    if _is_folder(source):
+    if is_folder(source):
         return [file for files in reader_of(recipe).folder(source).values() for file in files]
     return [reader_of(recipe).file(source)]
 
@@ -106,7 +108,7 @@ def rows_of(files: Sequence[DataFile], owner: int = 0) -> list[OwnedRow]:
     return [OwnedRow(example, owner, file, index) for file in files for index, example in enumerate(file.examples)]
 
 
-def _is_folder(source: str) -> bool:
+def is_folder(source: str) -> bool:
     """Whether a source is a folder of files; one that `save_to_disk` wrote is read as a file."""
     path = Path(source).expanduser()
     return path.is_dir() and not is_saved(path)
@@ -135,8 +137,8 @@ def hold_out(rows: Sequence[OwnedRow], recipe: Recipe) -> tuple[list[OwnedRow], 
 
 
 def divide(
-    examples: Sequence[Encoded], owner_of: Sequence[int], owners: Sequence[str], recipe: Recipe
-) -> tuple[list[list[Encoded]], list[str]]:
+    examples: Sequence[Row], owner_of: Sequence[int], owners: Sequence[str], recipe: Recipe
+) -> tuple[list[list[Row]], list[str]]:
     """Each client's examples, and the clients' names where owners have names.
 
     Args:
@@ -153,7 +155,7 @@ def divide(
             even(len(labels), count, least, rng) if is_even else dirichlet(labels, count, settings.alpha, least, rng)
         )
         return [[examples[k] for k in part] for part in parts], []
-    shares: list[list[Encoded]] = [[] for _ in owners]
+    shares: list[list[Row]] = [[] for _ in owners]
     for example, owner in zip(examples, owner_of, strict=True):
         shares[owner].append(example)
     named = [(name, share) for name, share in zip(owners, shares, strict=True) if share or settings.split != "tasks"]

@@ -11,12 +11,17 @@ from ..errors import FedKSeedError, first_line
 from ..files import read_table
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-ADAPTERS = "adapter_config.json"
+ADAPTERS = "adapter_config.json"  # of a folder of peft's
 NUMBERS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types that hold weights as they are
 # Tensors that transformers once stored, and computes now: tables of positions, and what masks attention.
 COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids|causal_mask)$")
 # Parts of models of text and something else, of which the model of text is loaded alone.
 TOWERS = re.compile(r"^(model\.)?(vision|visual|audio|image|multi_?modal|mm_|embed_vision|embed_audio|vq)")
+
+
+def adapter_config(folder: Path) -> dict[str, Any]:
+    """The description of adapters that peft wrote."""
+    return read_table(folder / ADAPTERS, by_hand=True)
 
 
 def require_no_adapters(folder: Path) -> None:
@@ -28,7 +33,7 @@ def require_no_adapters(folder: Path) -> None:
         FedKSeedError: it has the description of adapters.
     """
     if (folder / ADAPTERS).is_file():
-        base = read_table(folder / ADAPTERS, by_hand=True).get("base_model_name_or_path")
+        base = adapter_config(folder).get("base_model_name_or_path")
         of_base = f" of the base model {base}" if base else ""
         raise FedKSeedError(
             f"{folder} has adapters{of_base} ({ADAPTERS}) and is no whole model: name the base model, or merge them "
@@ -61,7 +66,7 @@ def require_readable(folder: Path) -> None:
     places = dict[str, Path]()
     for file in files:
         try:
-            with safe_open(file, "pt") as tensors:
+            with safe_open(file, "np") as tensors:  # "pt" would load PyTorch
                 kinds = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 - it is no mapping
         except SafetensorError as error:
             raise FedKSeedError(f"{file} is damaged or not complete: {first_line(error)}; get it again") from error

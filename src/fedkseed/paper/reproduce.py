@@ -23,7 +23,8 @@ from typing import Any
 from .. import __version__
 from ..errors import FedKSeedError
 from ..files import border, locked, write_atomically
-from ..recipe.algorithms import packages
+from ..recipe.algorithms import algorithm_of
+from ..recipe.rules import require_packages
 from ..recipe.schema import Recipe
 from ..report.bars import Bars
 from ..round import Report
@@ -125,14 +126,11 @@ def reproduce(asked: Reproduction) -> Path | None:
 def _require_packages(wanted: Reproduction) -> None:
     """Refuse before the first run what would be refused after the tenth for want of a package."""
     experiment = wanted.experiment
-    needed = {} if (OUTPUTS | MEASURED)[experiment.output].figure is None else {"matplotlib": "plots"}
+    if (OUTPUTS | MEASURED)[experiment.output].figure is not None and find_spec("matplotlib") is None:
+        raise FedKSeedError(f"{experiment.name} draws a figure: pip install 'fedkseed[plots]'; no run was begun")
     for planned in [] if experiment.output in MEASURED else experiment.plan([0]):
-        needed |= packages(planned.recipe(wanted.given))
-    for package, extra in needed.items():
-        if find_spec(package) is None:
-            raise FedKSeedError(
-                f"{experiment.name} needs the package {package}: pip install 'fedkseed[{extra}]'; no run was begun"
-            )
+        recipe = planned.recipe(wanted.given)
+        require_packages(recipe, algorithm_of(recipe.training.algorithm))
 
 
 def with_tiny(scale: str, output: Path, given: Mapping[str, str]) -> Mapping[str, str]:

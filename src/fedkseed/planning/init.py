@@ -6,30 +6,30 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, median
 from time import monotonic
 from tomllib import loads
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tomlkit
 
 from ..data.encoder import MAX_TOKENS, Encoder, context_of
 from ..data.federated import ClientShares, share_out
-from ..data.file_formats import is_saved, open_rows
+from ..data.file_formats import open_rows
 from ..data.layouts import CONVERSATIONS, LAYOUTS, normalised
 from ..data.sources import DataFile, Reader, require_columns
-from ..data.split import DEFAULT_CATEGORY, rows_of
+from ..data.split import DEFAULT_CATEGORY, is_folder, rows_of
 from ..errors import FedKSeedError
-from ..models.load import load_tokenizer
+from ..models.place import require_there
 from ..recipe.algorithms import ONE, OUTPUT, TWO, algorithm_of
 from ..recipe.reading import parse
 from ..recipe.rules import Where, require_legal
 from ..recipe.schema import ClientsTable, DataTable, ModelTable, Recipe, TrainingTable
 from ..run.progress import Progress
-from ..run.simulation import Simulation
-from .forecast import Forecast, forecast_of
-from .tune import RATE_FACTOR, Tuning, search
+
+if TYPE_CHECKING:  # rows are looked at before PyTorch is loaded
+    from .forecast import Forecast
+    from .tune import Tuning
 
 TASKS = ("answers", "labels")
 SECONDS, LEAST = 55.0, 20.0  # of `init` in all, and of the search of a rate, which a slow machine begins late
@@ -114,12 +114,17 @@ def first_recipe(
     if task not in (None, *TASKS):
         raise FedKSeedError(f"no task is called {task!r}; choose {' or '.join(TASKS)}")
     algorithm_of(algorithm)  # refuses an unknown one before the data is read
+    require_there(model)
+    read = _files_of(source, columns)
+    files = len(read) if is_folder(source) else None
+    if files and clients not in (None, files):
+        raise FedKSeedError(f"--clients {clients}: {source} has {files} files, one a client; leave --clients out")
+    if network and not files and clients is None:
+        raise FedKSeedError(f"--network: {source} is one file, and says no number of clients; add it, as --clients 3")
+    from ..models.load import load_tokenizer  # PyTorch, once faulty rows are refused
+
     tokenizer = load_tokenizer(model)
     data = summary(source, columns, tokenizer, algorithm)
-    if data.files and clients not in (None, data.files):
-        raise FedKSeedError(f"--clients {clients}: {source} has {data.files} files, one a client; leave --clients out")
-    if network and not data.files and clients is None:
-        raise FedKSeedError(f"--network: {source} is one file, and says no number of clients; add it, as --clients 3")
     text = draft(data, model, task or data.task, algorithm, clients, network)
     recipe = parse(loads(text))
     if network:
@@ -136,14 +141,9 @@ def summary(source: str, columns: dict[str, str], tokenizer: Any, algorithm: str
     Lengths are those in the words of the recipe. All rows are within its limit where the longest has MAX_TOKENS or
     fewer; of longer ones as many as 95 of 100 are, where the model's context allows it.
     """
-    reader, path = Reader(columns), Path(source).expanduser()
-    is_folder = path.is_dir() and not is_saved(path)
-    clients = [*reader.folder(source).values()] if is_folder else [[reader.file(source)]]
+    clients, in_folder = _files_of(source, columns), is_folder(source)
     read = [file for files in clients for file in files]
-    require_columns(read)
     rows = [row for file in read for row in file.examples]
-    if len(rows) < ROWS_A_CLIENT:
-        raise FedKSeedError(f"{source} has {len(rows)} rows; two clients need {ROWS_A_CLIENT} at least")
     encoder, why = _worded(read, tokenizer, algorithm)
     sizes = sorted(encoder.lengths(rows_of(read)))
     long, longest = sizes[int(0.95 * (len(sizes) - 1))], sizes[-1]
@@ -157,14 +157,25 @@ def summary(source: str, columns: dict[str, str], tokenizer: Any, algorithm: str
         categories=dict(Counter(row.category for row in rows if row.category).most_common()),
         labels=len({row.response for row in rows}),
         tokens=(int(median(sizes)), long, longest),
-        files=len(clients) if is_folder else None,
-        owners=None if is_folder else _owner_column(source, columns),
+        files=len(clients) if in_folder else None,
+        owners=None if in_folder else _owner_column(source, columns),
         template=encoder.wording.template,
         why=why,
         date=encoder.wording.date,
         max_tokens=limit,
         too_long=0 if texts else sum(size > limit for size in sizes),
     )
+
+
+def _files_of(source: str, columns: dict[str, str]) -> list[list[DataFile]]:
+    """The files of each client in a folder, or one file; refused if they have fewer than ROWS_A_CLIENT rows."""
+    reader = Reader(columns)
+    clients = [*reader.folder(source).values()] if is_folder(source) else [[reader.file(source)]]
+    read = [file for files in clients for file in files]
+    require_columns(read)
+    if (rows := sum(len(file.examples) for file in read)) < ROWS_A_CLIENT:
+        raise FedKSeedError(f"{source} has {rows} rows; two clients need {ROWS_A_CLIENT} at least")
+    return clients
 
 
 def _worded(files: Sequence[DataFile], tokenizer: Any, algorithm: str) -> tuple[Encoder, str]:
@@ -311,7 +322,7 @@ def _training(algorithm: str) -> list[str]:
     ]
 
 
-def measured(first: FirstRecipe, recipe: Recipe, begin: float, progress: Progress) -> tuple[Forecast, Tuning]:
+def measured(first: FirstRecipe, recipe: Recipe, begin: float, progress: Progress) -> "tuple[Forecast, Tuning]":
     """The costs of a run, and the rate that is measured until SECONDS after `begin`, by a model that is loaded once.
 
     Args:
@@ -320,6 +331,10 @@ def measured(first: FirstRecipe, recipe: Recipe, begin: float, progress: Progres
     Raises:
         FedKSeedError: the recipe can't be run, or the base model's losses are not finite.
     """
+    from ..run.simulation import Simulation
+    from .forecast import forecast_of
+    from .tune import search
+
     progress.note(f"loading {recipe.model.name}")
     loaded = {"shares": first.shares, "tokenizer": first.tokenizer}
     with closing(Simulation(recipe.absolute(), progress, **loaded)) as simulation:
@@ -328,11 +343,13 @@ def measured(first: FirstRecipe, recipe: Recipe, begin: float, progress: Progres
         return costs, search(recipe, simulation, until, step_seconds=costs.step_seconds)
 
 
-def with_measured(text: str, tuning: Tuning) -> tuple[str, str]:
+def with_measured(text: str, tuning: "Tuning") -> tuple[str, str]:
     """The text of a recipe with the rate that was measured, and eps where there is one; and a warning, or nothing.
 
     Where no rate has lowered the loss for sure, the recipe gets one that is lower than all that have raised it.
     """
+    from .tune import RATE_FACTOR
+
     trials, lr = tuning.trials, tuning.lr
     rates = f"{_counted(len(trials), 'rate')} tried" + (", then the minute was over" if tuning.spent else "")
     clients = len(tuning.cohort)

@@ -8,9 +8,9 @@ import tomlkit
 from ..files import border, write_atomically
 from ..recipe.basis_digest import with_basis
 from ..recipe.reading import load_recipe
-from ..recipe.rules import checked_algorithm
+from ..recipe.rules import Where, checked_algorithm
+from ..run.prerequisites import require_ready
 from ..run.progress import Progress, Silent
-from ..run.setup import build, tokenizer_of
 
 
 def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, object]]:
@@ -29,6 +29,9 @@ def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, obj
         "directions": directions.model_copy(update={"basis_digest": None}) if directions.basis else directions,
     }
     anew, basis = with_basis(recipe.model_copy(update=unpinned))
+    require_ready(anew, Where.RUN, has_data=False)
+    from ..run.setup import build, tokenizer_of
+
     setup = build(anew, tokenizer_of(anew, progress), basis, serves=False, progress=progress)
     written: dict[str, dict[str, object]] = {"model": {"digest": setup.weights.base_digest.hex()}}
     if algorithm.tuned == "output" and model.tuned is None:

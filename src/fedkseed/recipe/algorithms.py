@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..directions import FAMILIES, Pool
-from ..errors import FedKSeedError, needs_extra
+from ..errors import FedKSeedError
 from ..local.work import LocalWork
 from ..randomness import pool_key
 from ..strategies.averaging import Averaging
@@ -141,8 +141,8 @@ class Algorithm:
         strategy = self.strategy.make(settings, **self.options)
         if settings.secure is None:
             return strategy if settings.noise is None else noised(strategy, settings.noise)
-        with needs_extra("[secure] needs", "secure"):
-            from ..strategies.masked import masked
+        from ..strategies.masked import masked
+
         return masked(strategy)
 
 
@@ -153,17 +153,6 @@ def _noise(recipe: Recipe, privacy: PrivacyTable, secret: bytes) -> Noise:
     if privacy.simulated is not None and recipe.clients.count is not None:
         scale = recipe.clients.cohort_of(recipe.clients.count) / privacy.simulated.cohort
     return Noise(privacy.noise, privacy.norm or 0.0, privacy.colluding, scale, secret)
-
-
-def packages(recipe: Recipe) -> dict[str, str]:
-    """The packages that a recipe's runs need beyond those that fedkseed brings, each with the extra that has it."""
-    adapters = {"peft": "peft"} if algorithm_of(recipe.training.algorithm).adapts else {}
-    masks = {"cryptography": "secure"} if recipe.secure is not None else {}
-    noise = {"cryptography": "privacy", "dp_accounting": "privacy"} if recipe.privacy is not None else {}
-    official = (
-        {"rouge": "rouge"} if "rouge" in recipe.evaluation.measured and recipe.evaluation.rouge == "rouge" else {}
-    )
-    return adapters | masks | noise | official
 
 
 def _derivatives(recipe: Recipe) -> LocalWork:

@@ -50,10 +50,16 @@ def load(name: str, setting: str, what: str, fits: Callable[[Any], bool]) -> Any
     return names[member]
 
 
-def _file(place: str, name: str, setting: str) -> dict[str, Any]:
-    path = Path(place).expanduser()
-    if not path.is_file():
+def require_file(name: str, setting: str) -> None:
+    """Refuse a name of a file that is not there; the file is not run, and other names are not looked up."""
+    path = Path(name.rpartition(":")[0]).expanduser()
+    if path.suffix == ".py" and not path.is_file():
         raise FedKSeedError(f"{setting} = {name!r}: there is no file {path.resolve()}; correct the path")
+
+
+def _file(place: str, name: str, setting: str) -> dict[str, Any]:
+    require_file(name, setting)
+    path = Path(place).expanduser()
     # One module for equal files, in sys.modules: dataclasses look their module up there, and a second load would make
     # a second class of a run's states, which the first does not equal.
     key = f"fedkseed_own_{sha256(str(path.resolve()).encode() + path.read_bytes()).hexdigest()[:16]}"

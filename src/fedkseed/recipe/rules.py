@@ -1,12 +1,14 @@
 """The one table of which recipes are legal: where a rule holds, what breaks it, and what to do instead.
 
 Limits of a single key, and of keys of one table, stand with their field in `schema`. A strategy says what it needs as
-data (`reads`, `weights`, `remembers`, `needs_single_uploads`), which the rules read. Nothing else refuses a recipe;
-what is refused later depends on files, data or messages.
+data (`reads`, `weights`, `remembers`, `needs_single_uploads`), which the rules read. Packages that only some recipes
+need have a table beside it: a missing one is found before data is read or a model loaded. Nothing else refuses a
+recipe; what is refused later depends on files, data or messages.
 """
 
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
+from importlib.util import find_spec
 from typing import TypeAlias, cast
 
 from ..errors import FedKSeedError
@@ -45,10 +47,11 @@ def checked_algorithm(recipe: Recipe, *places: Where) -> Algorithm:
         places: further places whose rules hold.
 
     Raises:
-        FedKSeedError: no algorithm has the name, or the recipe breaks a rule.
+        FedKSeedError: no algorithm has the name, the recipe breaks a rule, or a package is missing.
     """
     algorithm = algorithm_of(recipe.training.algorithm)
     require_legal(recipe, Where.ALWAYS, Where.ALGORITHM, Where.RUN, *places, algorithm=algorithm)
+    require_packages(recipe, algorithm)
     return algorithm
 
 
@@ -65,6 +68,14 @@ def require_legal(recipe: Recipe, *places: Where, algorithm: Algorithm | None = 
         raise FedKSeedError(message)
 
 
+def require_packages(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Refuse a recipe for want of a package; the text says what installs it."""
+    for what, module, extra, needed in PACKAGES:
+        if needed(recipe, algorithm) and find_spec(module) is None:
+            what = what.format(name=recipe.training.algorithm)
+            raise FedKSeedError(f"{what} the package {module}: pip install 'fedkseed[{extra}]'")
+
+
 def broken_rules(recipe: Recipe, *places: Where, algorithm: Algorithm | None = None) -> Iterator[tuple[str, str]]:
     """The rules of some places that a recipe breaks, and their formatted messages, in the order of the table."""
     row = algorithm or ALGORITHMS.get(recipe.training.algorithm)
@@ -74,6 +85,23 @@ def broken_rules(recipe: Recipe, *places: Where, algorithm: Algorithm | None = N
         for rule, broken in rules.items():
             if got := broken(recipe, cast("Algorithm", row)):  # a network refuses None first
                 yield rule, rule.format(r=recipe, name=recipe.training.algorithm, got=got)
+
+
+# What needs a package, its module, the extra that brings it, and the recipes that do. Packages for kinds of files
+# (data/file_formats.py), trackers (run/trackers.py) and commands stand with what needs them.
+PACKAGES: tuple[tuple[str, str, str, Condition], ...] = (
+    ("the adapters of {name} need", "peft", "peft", lambda r, a: a.adapts),
+    ("[secure] needs", "cryptography", "secure", lambda r, a: r.secure),
+    ("[secure] needs", "shamir", "secure", lambda r, a: r.secure),
+    ("[privacy] needs", "cryptography", "privacy", lambda r, a: r.privacy),
+    ("[privacy] needs", "dp_accounting", "privacy", lambda r, a: r.privacy),
+    (
+        "[evaluation] rouge = 'rouge' needs",
+        "rouge",
+        "rouge",
+        lambda r, a: "rouge" in r.evaluation.measured and r.evaluation.rouge == "rouge",
+    ),
+)
 
 
 def _compares(recipe: Recipe) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..data.federated import ClientShares, share_out
-from ..errors import FedKSeedError, needs_extra
+from ..errors import FedKSeedError
 from ..evaluation.metrics import metrics_of
 from ..local.client import Client
 from ..recipe.basis_digest import with_basis
@@ -240,14 +240,11 @@ def members_of(recipe: Recipe, count: int, secret: bytes = b"") -> "dict[int, Ma
 
     Args:
         secret: of the run's noise; empty: keys follow from the recipe's seed, since there is nobody to hide them from.
-
-    Raises:
-        FedKSeedError: a package is missing.
     """
     if recipe.secure is None:
         return {}
-    with needs_extra("[secure] needs", "secure"):
-        from ..strategies.masked import MaskingClient, simulated_key
+    from ..strategies.masked import MaskingClient, simulated_key
+
     seed = int.from_bytes(secret, "little") if secret else recipe.seed
     return {number: MaskingClient(number, simulated_key(seed, number)) for number in range(count)}
 

@@ -61,7 +61,7 @@ def resume(
     """
     directory = Path(directory)
     store = Store(directory)
-    recipe = with_model(store.load_recipe(), model)
+    recipe = store.load_recipe(model)
     now = ActivityFile(progress or Silent(), [*recipe.report.to, *trackers])
     with (
         store.locked(),
@@ -72,13 +72,6 @@ def resume(
             store.require_same(simulation.identity)
             store.change_recipe(recipe.to_toml())
         return work(store, simulation.federation)
-
-
-def with_model(recipe: Recipe, model: str | None) -> Recipe:
-    """The recipe with another place of its base model; None: the recipe itself."""
-    if model is None:
-        return recipe
-    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": model})}).absolute()
 
 
 def base_scores(recipe: Recipe, identity: Mapping[str, str], runs: Iterable[Path]) -> dict[str, Any] | None:

@@ -111,14 +111,21 @@ class Store:
         ((done,),) = self.rows("SELECT max(done) FROM rounds")
         return -1 if done is None else self.row(done).done
 
-    def load_recipe(self) -> Recipe:
-        """The run's recipe; one that is not valid, or not that with which the run began, is refused."""
+    def load_recipe(self, model: str | None = None) -> Recipe:
+        """The run's recipe; one that is not valid, or not that with which the run began, is refused.
+
+        Args:
+            model: another place of its base model; None: the recipe's.
+        """
         digest = chain.digest(read_whole(self.recipe, MAX_BYTES, str(self.recipe))).hex()
         if (begun_with := self.recall(RECIPE)) is not None and digest not in begun_with:
             raise FedKSeedError(
                 f"{self.recipe} has changed since the run began; bring the old one back, or start a new run"
             )
-        return load_recipe(self.recipe)
+        recipe = load_recipe(self.recipe)
+        if model is None:
+            return recipe
+        return recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": model})}).absolute()
 
     @property
     def tuned(self) -> int | None:

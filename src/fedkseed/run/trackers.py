@@ -169,7 +169,7 @@ def settings(recipe: Recipe) -> dict[str, Any]:
 class TensorBoard(Tracker):
     """Event files in the folder `tensorboard` of the run's directory; each process replaces those of the one before."""
 
-    module, install = "torch.utils.tensorboard", "pip install 'fedkseed[plots]'"
+    module, install = "tensorboard", "pip install 'fedkseed[plots]'"
 
     def __init__(self, store: Store, continued: str | None) -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -3,28 +3,26 @@
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..errors import FedKSeedError, first_line
-from ..evaluation.evaluate import greedy
+from ..errors import FedKSeedError
 from ..files import OTHER_PORT, border
-from ..models.loss import room_for
 from .load import TunedModel
 
 Models: TypeAlias = Mapping[str, tuple[Any, Any]]  # name -> a model and its tokenizer
 
 
 def require_server() -> None:
-    """Refuse, before a model is loaded, where the packages of the server are missing."""
-    try:
-        import transformers.cli.serving.server  # noqa: F401
-        from transformers.utils.import_utils import is_serve_available
-
-        if not is_serve_available():
-            raise ImportError("fastapi, uvicorn or openai is missing")
-    except ImportError as error:
+    """Refuse, before a model or PyTorch is loaded, where the packages of the server are missing."""
+    lacking = [name for name in ("fastapi", "uvicorn", "openai") if find_spec(name) is None]
+    transformers: Any = find_spec("transformers")
+    if not Path(transformers.origin).with_name("cli").joinpath("serving", "server.py").is_file():
+        lacking.append("its server in transformers 5.23")
+    if lacking:
         needs = "serving a model needs the packages fastapi, uvicorn and openai"
-        raise FedKSeedError(f"{needs}: pip install 'fedkseed[serve]' ({first_line(error)})") from error
+        raise FedKSeedError(f"{needs}: pip install 'fedkseed[serve]' ({lacking[0]} is missing)")
 
 
 def load(tuned: TunedModel) -> Models:
@@ -32,6 +30,8 @@ def load(tuned: TunedModel) -> Models:
 
     Both are asked in the words on which the tuned one was tuned, and answer as `respond` but for what a request says.
     """
+    from ..evaluation.evaluate import greedy
+
     tokenizer = tuned.chat_tokenizer()
     models: dict[str, Any] = {"base": tuned.load_base()} if tuned.base is not None else {}
     models["tuned"] = tuned.load()
@@ -44,6 +44,8 @@ def load(tuned: TunedModel) -> Models:
 
 def _within_positions(model: Any, generate: Callable[..., Any], **request: Any) -> Any:
     """Let a model write no more than its positions hold."""
+    from ..models.loss import room_for
+
     settings, prompt = request["generation_config"], request["input_ids"].shape[1]
     settings.max_new_tokens = room_for(model, prompt, settings.max_new_tokens)
     return generate(**request)

@@ -13,18 +13,18 @@ from torch import nn
 from ..data.layouts import SYSTEM, USER, Example, Turn
 from ..data.wording import Wording
 from ..errors import FedKSeedError
-from ..files import folder, require_absent
+from ..files import folder
+from ..models.checkpoint import ADAPTERS, adapter_config
 from ..models.load import DTYPES, save_model, save_tokenizer
 from ..models.peft_adapters import load_adapters
 from ..weights.adapter import Adapter
 from ..weights.lazy import densify
-from .gguf import MATRIX_TYPES, write_gguf, write_gguf_lora
+from .formats import require_format
+from .gguf import write_gguf, write_gguf_lora
 from .load import ADAPTER, CARD, TunedModel
-from .lora import CONFIG, WEIGHTS, Lora, adapter_config, as_lora, nearest_lora, require_low_rank
-from .model_card import LIBRARIES, card
+from .lora import WEIGHTS, Lora, as_lora, nearest_lora
+from .model_card import card
 from .read_back import Reference, probe, require_finite, require_same_model, require_same_tokenizer
-
-LORAS = ("peft", "lora-gguf")
 
 
 def export(
@@ -41,7 +41,7 @@ def export(
     Args:
         format_: `hf`, a whole model for transformers; `peft`, a LoRA or other adapters; `gguf`, a whole model for
             llama.cpp, with a Modelfile for Ollama; `lora-gguf`, a LoRA for llama.cpp; `fedkseed`, the coefficients.
-        kind: the type of the matrices in a GGUF file, a name of MATRIX_TYPES.
+        kind: the type of the matrices in a GGUF file, a name of KINDS.
         rank: the rank of a LoRA that is only near to the tuned model; None: only an exact one is written.
         dtype: the type of the weights of `hf`; None: as they were tuned.
 
@@ -51,16 +51,7 @@ def export(
     Raises:
         FedKSeedError: the model can't be written in this format, or the folder exists.
     """
-    if format_ not in LIBRARIES:
-        raise FedKSeedError(f"no format is called {format_!r}; choose one of {', '.join(LIBRARIES)}")
-    require_absent(output)
-    if kind not in MATRIX_TYPES:
-        raise FedKSeedError(f"no kind of GGUF is called {kind!r}; choose one of {', '.join(MATRIX_TYPES)}")
-    if dtype is not None and (format_ != "hf" or dtype not in DTYPES):
-        raise FedKSeedError(f"--dtype is one of {', '.join(DTYPES)}, for --format hf; got {dtype!r} for {format_}")
-    if rank is not None and format_ not in LORAS:
-        raise FedKSeedError(f"--rank is for --format {' and '.join(LORAS)}, got {rank} for {format_}")
-    _require_expressible(tuned, format_, rank)
+    require_format(tuned, output, format_, kind, rank, dtype)
     # Programs that put messages to the model do it in the words on which it was tuned.
     tokenizer = tuned.chat_tokenizer() if tuned.worded else tuned.tokenizer()
     words = tuned.words(tokenizer)
@@ -88,19 +79,6 @@ def export(
         text = card(tuned, tokenizer, format_, command, dtype or tuned.dtype, notes)
         (part / CARD).write_text(text, encoding="utf-8")
     return notes
-
-
-def _require_expressible(tuned: TunedModel, format_: str, rank: int | None) -> None:
-    """Refuse, before a minute of loading, a change that the format can't hold."""
-    if format_ == "fedkseed" and tuned.adapter is None:
-        raise FedKSeedError(f"the model of {tuned.path} is not a function of K coefficients; choose another format")
-    if format_ in LORAS and rank is None and tuned.adapters is None:
-        if tuned.adapter is None:
-            raise FedKSeedError(
-                f"all weights of {tuned.path} were tuned, at full rank, which LoRA can't hold; give --rank for the "
-                "nearest change of that rank, or export the whole model: --format hf"
-            )
-        require_low_rank(tuned.adapter.pool)
 
 
 def _write_hf(tuned: TunedModel, tokenizer: Any, part: Path, dtype: str | None) -> list[str]:
@@ -146,7 +124,7 @@ def _write_peft(tuned: TunedModel, part: Path) -> list[str]:
     if tuned.adapters is not None:
         shutil.copyfile(tuned.adapters / WEIGHTS, part / WEIGHTS)
         about = adapter_config(tuned.adapters) | {"base_model_name_or_path": tuned.base or ""}
-        (part / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
+        (part / ADAPTERS).write_text(json.dumps(about, indent=2) + "\n")
         content = f"adapters of the kind {about['peft_type']}"
     else:
         lora = _lora(tuned, model)

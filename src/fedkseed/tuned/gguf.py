@@ -27,13 +27,14 @@ from ..files import border
 from ..models.gguf_tokenizer import add_tokenizer
 from ..models.quantised import empty_model, processor_of, row_order
 from ..weights.lazy import Lazy
+from .formats import KINDS
 from .lora import PREFIX, Lora
 from .read_back import require_finite
 
 # By the name on the command line: the type of matrices, and the number that stands in the file for it.
 MATRIX_TYPES = {
     name: (Type[name.upper()], LlamaFileType[f"{'ALL' if name == 'f32' else 'MOSTLY'}_{name.upper()}"])
-    for name in ("f32", "f16", "bf16", "q8_0", "q4_1", "q4_0")
+    for name in KINDS
 }
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # config's -> llama.cpp's
 VOCABULARY = ("token_embd.weight", "output.weight")  # matrices that are kept at 8 bits where others get 4

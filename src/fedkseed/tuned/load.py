@@ -3,24 +3,27 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from huggingface_hub.repocard import metadata_load
-from torch import nn
 
 from ..data.chat_template import uses_clock
 from ..data.wording import Wording
 from ..errors import FedKSeedError, first_line
 from ..files import read_table
-from ..models.checkpoint import require_no_adapters, settle_ties
-from ..models.load import DTYPES, find, load_model, load_tokenizer
-from ..models.peft_adapters import load_adapters
+from ..models.checkpoint import ADAPTERS, adapter_config, require_no_adapters, settle_ties
+from ..models.place import find, require_there
+from ..recipe.schema import ModelTable
 from ..run.store import Store
 from ..weights.adapter import Adapter
-from .lora import CONFIG, adapter_config
+
+if TYPE_CHECKING:  # a place is looked at before PyTorch is loaded
+    from torch import nn
 
 ADAPTER, CARD = "adapter.safetensors", "README.md"
+DTYPES = get_args(ModelTable.model_fields["dtype"].annotation)
 CARD_ENTRY = "fedkseed"  # in a card's front matter: what evaluation needs to know of the exported model
 
 
@@ -39,12 +42,17 @@ class TunedModel:
     store: Store | None = None  # the run, where it is there
     worded: bool = True  # whether it is known on which words it was tuned; `wording` is else a guess
 
-    def load_base(self) -> nn.Module:
+    def load_base(self) -> "nn.Module":
         """The base model, if it is known."""
+        from ..models.load import load_model
+
         return load_model(self._base, self.dtype, self.storage)
 
-    def load(self) -> nn.Module:
+    def load(self) -> "nn.Module":
         """The tuned model, as the run evaluated it: adapters of `peft` stay beside the base model's weights."""
+        from ..models.load import load_model
+        from ..models.peft_adapters import load_adapters
+
         if self.weights is not None:
             return load_model(self.weights, self.dtype)
         model: Any = self.load_base()
@@ -53,7 +61,7 @@ class TunedModel:
             return model
         return load_adapters(model, str(self.adapters))
 
-    def merged(self, loaded: nn.Module | None = None) -> nn.Module:
+    def merged(self, loaded: "nn.Module | None" = None) -> "nn.Module":
         """The tuned model with all of its change in its own weights; a change that is none of weights is refused.
 
         Args:
@@ -79,7 +87,9 @@ class TunedModel:
 
     def tokenizer(self) -> Any:
         """The tokenizer, which tuning leaves as it is."""
-        return load_tokenizer(self.weights or self._base)
+        from ..models.load import load_tokenizer
+
+        return load_tokenizer(self.place)
 
     def words(self, tokenizer: Any) -> Wording:
         """The wording of tuning; of a model that nobody knows to be tuned, its own chat template if it has one."""
@@ -93,6 +103,11 @@ class TunedModel:
         tokenizer = self.tokenizer()
         tokenizer.chat_template = self.words(tokenizer).chat_template(tokenizer)
         return tokenizer
+
+    @property
+    def place(self) -> str:
+        """The place of the whole model, or of the base model, whose tokenizer is also the tuned one's."""
+        return self.weights or self._base
 
     @property
     def source(self) -> Path | None:
@@ -127,7 +142,7 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
     entry = _card_entry(path)
     worded = "template" in entry
     wording = Wording.read(entry)
-    if (path / CONFIG).is_file():
+    if (path / ADAPTERS).is_file():
         if any(path.glob("model*.safetensors")):  # whose, and merged or not: both can be meant
             require_no_adapters(path)
         name = model or adapter_config(path).get("base_model_name_or_path")
@@ -146,6 +161,15 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
     )
 
 
+def open_ready(path: Path, model: str | None = None) -> TunedModel:
+    """Find the tuned model at a place as `open_tuned`; its base model, or the whole one, is there, and so is `peft`."""
+    tuned = open_tuned(path, model)
+    require_there(tuned.place)
+    if tuned.adapters is not None and find_spec("peft") is None:
+        raise FedKSeedError(f"the adapters in {tuned.adapters} need the package peft: pip install 'fedkseed[peft]'")
+    return tuned
+
+
 def _of_run(store: Store, model: str | None) -> TunedModel:
     if store.adapter.is_file():
         return _of_adapter(store.directory, store.adapter, model, store)
@@ -156,7 +180,7 @@ def _of_run(store: Store, model: str | None) -> TunedModel:
         )
     recipe = store.load_recipe()
     wording = Wording.of(recipe.data)
-    place: Any = {"adapters": store.model} if (store.model / CONFIG).is_file() else {"weights": str(store.model)}
+    place: Any = {"adapters": store.model} if (store.model / ADAPTERS).is_file() else {"weights": str(store.model)}
     return TunedModel(store.directory, model or recipe.model.name, wording, recipe.model.dtype, store=store, **place)
 
 
@@ -174,6 +198,8 @@ def _untie_adapted(model: Any) -> None:
         return
     inner, other = (getattr(layer, "base_layer", layer) for layer in (head, embedding))
     if inner.weight is other.weight:
+        from torch import nn
+
         inner.weight = nn.Parameter(inner.weight.detach().clone(), requires_grad=False)
         settle_ties(model)
 

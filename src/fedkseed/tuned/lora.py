@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -27,11 +27,12 @@ from ..directions import Pool
 from ..directions.factors import Basis, Factor
 from ..directions.reference import separable_signs
 from ..errors import FedKSeedError
-from ..files import read_table
+from ..models.checkpoint import ADAPTERS, adapter_config
 from ..weights.layout import Layout
 from ..weights.lazy import Lazy
+from .formats import require_low_rank
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # the files of a folder of peft's
+WEIGHTS = "adapter_model.safetensors"  # beside ADAPTERS
 PREFIX = "base_model.model."  # peft's name of the model that it wraps
 Floats = NDArray[np.float32]
 Pair: TypeAlias = tuple[Floats, Floats]  # (rows × r) and (r × columns)
@@ -60,7 +61,7 @@ class Lora:
             "bias": "all" if self.biases else "none", "fan_in_fan_out": self.transposed, "lora_dropout": 0.0,
             **({"ensure_weight_tying": True} if self.tied else {}),
         }  # fmt: skip
-        (folder / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
+        (folder / ADAPTERS).write_text(json.dumps(about, indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> "Lora":
@@ -81,20 +82,6 @@ class Lora:
         transposed, tied = bool(about.get("fan_in_fan_out")), bool(about.get("ensure_weight_tying"))
         saved, biases = tuple(about.get("modules_to_save") or ()), about.get("bias", "none") != "none"
         return cls(tensors, ranks, saved, biases, transposed, tied)
-
-
-def adapter_config(folder: Path) -> dict[str, Any]:
-    """The description of adapters that peft wrote."""
-    return read_table(folder / CONFIG, by_hand=True)
-
-
-def require_low_rank(pool: Pool) -> None:
-    """Refuse a pool whose directions have a full rank."""
-    if not pool.factored:
-        raise FedKSeedError(
-            f"{pool.family} directions change every matrix at full rank, which LoRA can't hold; "
-            "give --rank for the nearest change of that rank, or export the whole model: --format hf"
-        )
 
 
 def as_lora(tuned: nn.Module, patterns: tuple[str, ...], pool: Pool, c: Floats, basis: Basis | None = None) -> Lora:

@@ -16,13 +16,13 @@ from .. import __version__
 from ..data.layouts import Example
 from ..errors import FedKSeedError
 from ..evaluation.statistics import Evaluation, estimate, named, paired_change, title_of
-from ..models.load import find
+from ..models.place import find
 from ..run.privacy_plan import about as promise
+from .formats import LIBRARIES
 from .load import CARD, CARD_ENTRY, TunedModel
 
 TUNED = "This model was tuned with fedkseed on data of several clients, which stayed with them."
 UNKNOWN = "unknown"  # Hugging Face's word for a licence that is not known
-LIBRARIES = {"hf": "transformers", "peft": "peft", "gguf": "gguf", "lora-gguf": "gguf", "fedkseed": "fedkseed"}
 RELATIONS = {"hf": "finetune", "peft": "adapter", "gguf": "quantized", "lora-gguf": "adapter", "fedkseed": "adapter"}
 
 

@@ -3,12 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from ..errors import FedKSeedError
 from ..files import folder, require_absent
-from ..models.load import load_model, load_tokenizer, save_model, save_tokenizer
-from ..models.loss import output_layer
+from ..models.place import require_there
 
 
 def untie(model: str, output: Path, dtype: str = "float32") -> int:
@@ -29,6 +26,12 @@ def untie(model: str, output: Path, dtype: str = "float32") -> int:
         FedKSeedError: the model can't be loaded, has no output matrix or one of its own, or the folder exists.
     """
     require_absent(output)
+    require_there(model)
+    from torch import nn
+
+    from ..models.load import load_model, load_tokenizer, save_model, save_tokenizer
+    from ..models.loss import output_layer
+
     tokenizer = load_tokenizer(model)
     loaded: Any = load_model(model, dtype)
     layer: Any = output_layer(loaded)

@@ -31,11 +31,15 @@ CACHES = 16 << 20  # bytes; results larger than this are not read again soon: wr
 WIDENED = 4  # segments of 16-bit numbers that `project` holds in float32 at a time, at least: 16 MiB
 
 
-WORKERS = {
-    torch.float32: lambda job: work(job, np.float32(0)),
-    torch.bfloat16: lambda job: work(job, np.uint16(0)),
-    torch.float16: lambda job: work(job, np.int16(0)),
+WORKERS = {  # by the weights' type, and whether the family is transformed; see `work`
+    (torch.float32, True): lambda job: work(job, np.float32(0), None),
+    (torch.bfloat16, True): lambda job: work(job, np.uint16(0), None),
+    (torch.float16, True): lambda job: work(job, np.int16(0), None),
+    (torch.float32, False): lambda job: work(job, np.float32(0), True),
+    (torch.bfloat16, False): lambda job: work(job, np.uint16(0), True),
+    (torch.float16, False): lambda job: work(job, np.int16(0), True),
 }
+PROJECTORS = {True: lambda job: project_work(job, None), False: lambda job: project_work(job, True)}
 KERNELS = {"gaussian": GAUSSIAN, "rademacher": RADEMACHER, "hadamard": HADAMARD, "hashed": HASHED}
 
 
@@ -74,7 +78,7 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
             np.int64,
         )  # fmt: skip
         effort = total * (1 if pool.transformed else max(1, directions.size // 4))
-        run(compiled(WORKERS[dtype]), job, min(torch.get_num_threads(), 1 + effort // ALONE))
+        run(compiled(WORKERS[dtype, pool.transformed]), job, min(torch.get_num_threads(), 1 + effort // ALONE))
 
 
 def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
@@ -98,7 +102,7 @@ def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np
                 ],
                 np.int64,
             )  # fmt: skip
-            run(compiled(project_work), job, min(threads, last - first))
+            run(compiled(PROJECTORS[pool.transformed]), job, min(threads, last - first))
             for partial in results:  # in ascending order: sums of float64 depend on it
                 of_tensor += partial
             begin = end

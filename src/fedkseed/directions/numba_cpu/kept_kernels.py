@@ -4,12 +4,13 @@ Numba reads what it keeps as pickles, which can run code. So a folder in the hom
 only if it belongs to this user and nobody else can write in it.
 """
 
+import fcntl
 import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,18 @@ def cache_folder() -> Path | None:
             if is_ours and stays and os.access(folder, os.W_OK):
                 return folder
     return None
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Let one process of this machine compile at a time; those that wait read what it has kept."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # a folder that can't be written to, or a file system without locks
+            folder = Path(config.CACHE_DIR or cache_folder() or HERE / "__pycache__")
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((folder / "compiling.lock").open("a"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def kept(decorator: Callable[..., Any], *arguments: Any, **settings: Any) -> Callable[[Any], Any]:

@@ -32,6 +32,7 @@ from .simd import (  # isort: skip
     kernel,
     lane_numbers,
     load_floats,
+    load_words,
     low_half,
     number_at,
     plus_signed,
@@ -139,17 +140,11 @@ def sign_words(to, group, tensor, direction, stream, k0, k1):
 @kernel
 def paired_sign_words(to, group, tensor, stream, k0, k1):
     """Make the words of `sign_words` with l = 0, 16, 1, 17, … side by side, as `flipped_columns` reads them."""
-    counter = words(uint32(group * 32)) + lane_numbers()
-    a0, a1, a2, a3 = philox(counter, tensor, uint32(0), uint32(stream), k0, k1)
-    b0, b1, b2, b3 = philox(counter + words(16), tensor, uint32(0), uint32(stream), k0, k1)
-    store(to, interleaved_low(a0, b0))
-    store(to + 64, interleaved_high(a0, b0))
-    store(to + 128, interleaved_low(a1, b1))
-    store(to + 192, interleaved_high(a1, b1))
-    store(to + 256, interleaved_low(a2, b2))
-    store(to + 320, interleaved_high(a2, b2))
-    store(to + 384, interleaved_low(a3, b3))
-    store(to + 448, interleaved_high(a3, b3))
+    sign_words(to, group, tensor, uint32(0), stream, k0, k1)
+    for at in range(to, to + SIGNS, 128):
+        a, b = load_words(at), load_words(at + 64)
+        store(at, interleaved_low(a, b))
+        store(at + 64, interleaved_high(a, b))
 
 
 @kernel
@@ -434,15 +429,18 @@ def project_unit(kind, v, unit, unit_size, size, tensor, k0, k1, result, signs):
 
 
 @kernel
-def work(job, marker):
-    """Compute out = base + (addend + Σ c z) for all pieces of a job; any number of threads share the work."""
+def work(job, marker, one_by_one):
+    """Compute out = base + (addend + Σ c z) for all pieces of a job; any number of threads share the work.
+
+    With None for `one_by_one`, families whose directions are added one by one are not compiled, else the others.
+    """
     unit_size = number_at(job + 24)
     memory = np.empty(12 * unit_size + SIGNS * max(SOME, unit_size // BLOCK) + 64, np.uint8)
-    _work_in(memory, job, marker)  # a call, so that memory outlives the use of its address
+    _work_in(memory, job, marker, one_by_one)  # a call, so that memory outlives the use of its address
 
 
 @kernel
-def _work_in(memory, job, marker):
+def _work_in(memory, job, marker, one_by_one):
     kind, size, unit_size = number_at(job + 8), number_at(job + 16), number_at(job + 24)
     directions, coefficients, count = number_at(job + 32), number_at(job + 40), number_at(job + 48)
     table, k0, k1 = number_at(job + 56), uint32(number_at(job + 64)), uint32(number_at(job + 72))
@@ -471,7 +469,7 @@ def _work_in(memory, job, marker):
                         a = addend_edge
                     b = edge
                 target = (o if whole else edge), b, a, marker, around and whole and o % 64 == 0
-                if kind > RADEMACHER:
+                if one_by_one is None:
                     combine_unit(kind, acc, unit, unit_size, size, table, signs, tensor, k0, k1, target)
                 else:
                     add_directions(
@@ -483,15 +481,16 @@ def _work_in(memory, job, marker):
         before += chunks
 
 
-def project_work(job):
-    """Compute the inner products with every segment of a tensor, one row of results a segment."""
+@kernel
+def project_work(job, one_by_one):
+    """Compute the inner products with every segment of a tensor, one row of results a segment; see `work`."""
     size, unit_size = number_at(job + 16), number_at(job + 24)
     memory = np.empty(4 * unit_size + 4 * BLOCK + SIGNS * max(SOME, unit_size // BLOCK) + 8 + 64, np.uint8)
-    _project_in(memory, np.empty(size), job)
+    _project_in(memory, np.empty(size), job, one_by_one)
 
 
 @kernel
-def _project_in(memory, partial, job):
+def _project_in(memory, partial, job, one_by_one):
     kind, size, unit_size = number_at(job + 8), number_at(job + 16), number_at(job + 24)
     tensor, k0, k1 = uint32(number_at(job + 32)), uint32(number_at(job + 40)), uint32(number_at(job + 48))
     start, length, v = number_at(job + 56), number_at(job + 64), number_at(job + 72)
@@ -508,17 +507,17 @@ def _project_in(memory, partial, job):
             low, high = max(begin - unit * unit_size, 0), min(end - unit * unit_size, unit_size)
             clear(acc, 4 * unit_size)
             copy(acc + 4 * low, v + 4 * (unit * unit_size + low - start), 4 * (high - low))
-            if kind > RADEMACHER:
+            if one_by_one is None:
                 project_unit(kind, acc, unit, unit_size, size, tensor, k0, k1, partial, signs)
-                continue
-            for j in range(size):
-                store(j_at, uint32(j))
-                clear(products, 4 * BLOCK)
-                if kind == GAUSSIAN:
-                    add_gaussian(products, unit, 0, BLOCK, j_at, j_at + 4, 1, tensor, k0, k1)
-                else:
-                    add_rademacher(products, unit, j_at, j_at + 4, 1, signs, tensor, k0, k1)
-                partial[j] += _inner(products, acc)
+            else:
+                for j in range(size):
+                    store(j_at, uint32(j))
+                    clear(products, 4 * BLOCK)
+                    if kind == GAUSSIAN:
+                        add_gaussian(products, unit, 0, BLOCK, j_at, j_at + 4, 1, tensor, k0, k1)
+                    else:
+                        add_rademacher(products, unit, j_at, j_at + 4, 1, signs, tensor, k0, k1)
+                    partial[j] += _inner(products, acc)
         if kind == HASHED:
             transform(partial)
         copy(results + 8 * size * (segment - start // segment_size), np.int64(partial.ctypes.data), 8 * size)

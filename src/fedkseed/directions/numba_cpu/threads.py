@@ -18,7 +18,7 @@ import torch
 from numba import cfunc, types
 from numpy.typing import NDArray
 
-from .kept_kernels import HERE, kept, sources
+from .kept_kernels import HERE, kept, one_at_a_time, sources
 
 
 @cache
@@ -36,8 +36,9 @@ def forget_stale_kernels() -> None:
 @cache
 def compiled(function: Callable[[int], None]) -> Any:
     """The C function of a kernel that takes a job's address; compiled when first used, then kept on disk."""
-    forget_stale_kernels()
-    return kept(cfunc, types.void(types.int64))(function)
+    with one_at_a_time():
+        forget_stale_kernels()
+        return kept(cfunc, types.void(types.int64))(function)
 
 
 def run(function: Any, job: NDArray, threads: int) -> None:

@@ -4,6 +4,7 @@ For an upgrade: change TESTED, run tests/network/flower, and `pytest -m network 
 """
 
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 from ...errors import FedKSeedError
 
@@ -29,8 +30,8 @@ ERRORS = {
 }
 
 
-def require_flower() -> None:
-    """Refuse to go on without Flower, or with a version that was not tested.
+def require_flower(simulated: bool = False) -> None:
+    """Refuse to go on without Flower, without what it needs for simulations, or with a version that was not tested.
 
     Raises:
         FedKSeedError: a tested version is not installed; the message says what to install.
@@ -40,5 +41,7 @@ def require_flower() -> None:
         installed = version("flwr")
     except PackageNotFoundError as error:
         raise FedKSeedError(f"Flower's engine needs Flower; {install}") from error
+    if simulated and find_spec("ray") is None:
+        raise FedKSeedError("Flower's simulation engine needs Ray; install it with: pip install 'flwr[simulation]'")
     if not installed.startswith(TESTED):
         raise FedKSeedError(f"Flower {installed} is installed, fedkseed was tested with {TESTED}*; {install}")

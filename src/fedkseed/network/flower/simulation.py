@@ -5,7 +5,6 @@ Ray shares the clients out over processes (`[clients] at_once` of them), each wi
 
 from collections.abc import Collection
 from dataclasses import replace
-from importlib.util import find_spec
 from os import environ
 from pathlib import Path
 from tomllib import loads
@@ -61,9 +60,7 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
         FedKSeedError: the recipe can't be run, the directory holds a run already, or Flower's engine is not installed.
     """
     require_legal(recipe, Where.FLOWER_ENGINE)
-    require_flower()
-    if find_spec("ray") is None:
-        raise FedKSeedError("Flower's simulation engine needs Ray; install it with: pip install 'flwr[simulation]'")
+    require_flower(simulated=True)
     Store.require_new(directory)
     environ.update(QUIET | {"FLWR_HOME": str(directory.resolve() / "flower")})  # before Flower reads them
     from flwr.serverapp import Grid, ServerApp
