@@ -65,9 +65,10 @@ FAULTS = {
 }
 PACKAGES = {  # a package that is missing -> the changes by --set that need it
     "peft": ("training.algorithm=fedit", "directions.size=", "derivatives="),
-    "cryptography": ("secure={norm=1.0}",),
-    "shamir": ("secure={norm=1.0}",),
-    "dp_accounting": ("privacy={epsilon=8.0, norm=1.0}",),
+    "cryptography": ("secure.norm=1.0",),
+    "shamir": ("secure.norm=1.0",),
+    "dp_accounting": ("privacy.epsilon=8.0", "privacy.norm=1.0"),
+    "datasets": ("data.source={0}/rows.parquet",),
     "wandb": ('report.to=["wandb"]',),
     "mlflow": ('report.to=["mlflow"]',),
     "tensorboard": ('report.to=["tensorboard"]',),
@@ -86,6 +87,7 @@ def inputs(folder: Path) -> Path:
     rows = [json.dumps({"instruction": f"Say {n}.", "response": f"It is {n}."}) for n in range(30)]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     (folder / "faulty.jsonl").write_text("\n".join([rows[0], '{"instruction": ', *rows]))
+    (folder / "rows.parquet").write_text("")
     (folder / "few.csv").write_text("instruction,response\na,b\n")
     (folder / "there").mkdir()
     (folder / "there" / "recipe.toml").write_text("")
@@ -110,7 +112,7 @@ def cases(folder: Path) -> Iterator[Case]:
         for fault, (change, reason) in FAULTS.items() if command in WITH_CHANGES else ():
             yield Case(command, fault, (*words, recipe, "--set", change.format(folder)), reason)
         for package, changes in PACKAGES.items() if command in WITH_CHANGES else ():
-            settings = [part for change in changes for part in ("--set", change)]
+            settings = [part for change in changes for part in ("--set", change.format(folder))]
             yield Case(command, f"without {package}", (*words, recipe, *settings), "pip install")
     yield Case("run", "the folder is there", ("run", recipe, "--output", there), "there")
     yield Case("run", "no such engine", ("run", recipe, "--engine", "ray"), "no engine is called 'ray'")
