@@ -154,7 +154,7 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
         config = path / "config.json"  # also beside a GGUF file
         about = read_table(config, by_hand=True) if config.is_file() else {}
         named = about.get("dtype") or about.get("torch_dtype")
-        dtype = entry.get("dtype") or (named if named in DTYPES else "float32")
+        dtype = entry.get("dtype") or (str(named) if named in DTYPES else "float32")
         return TunedModel(path, model, wording, dtype, weights=str(files[0] if files else path), worded=worded)
     raise FedKSeedError(
         f"{path} is no tuned model: give a run's directory, an adapter file, an exported folder, or a .gguf file"
