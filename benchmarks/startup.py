@@ -68,6 +68,7 @@ PACKAGES = {  # a package that is missing -> the changes by --set that need it
     "cryptography": ("secure.norm=1.0",),
     "shamir": ("secure.norm=1.0",),
     "dp_accounting": ("privacy.epsilon=8.0", "privacy.norm=1.0"),
+    "rouge": ('evaluation.metrics=["loss", "rouge"]', "evaluation.rouge=rouge", "evaluation.generated=2"),
     "datasets": ("data.source={0}/rows.parquet",),
     "wandb": ('report.to=["wandb"]',),
     "mlflow": ('report.to=["mlflow"]',),
@@ -115,6 +116,9 @@ def cases(folder: Path) -> Iterator[Case]:
             settings = [part for change in changes for part in ("--set", change.format(folder))]
             yield Case(command, f"without {package}", (*words, recipe, *settings), "pip install")
     yield Case("run", "the folder is there", ("run", recipe, "--output", there), "there")
+    yield Case("run", "no such example", ("run", "--example", "slowstart"), "slowstart")
+    yield Case("docs", "no such page", ("docs", "cooking"), "no page is called 'cooking'")
+    yield Case("examples", "no such example", ("examples", "slowstart"), "slowstart")
     yield Case("run", "no such engine", ("run", recipe, "--engine", "ray"), "no engine is called 'ray'")
     yield Case("tune", "the file is there", ("tune", recipe, "--output", recipe), "exists already")
     yield Case("basis", "no such data", ("basis", recipe, "--data", f"{folder}/no.csv", "--output", new), "no.csv")

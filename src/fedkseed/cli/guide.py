@@ -11,9 +11,9 @@ from typing import Annotated
 from typer import Argument
 
 from ..errors import FedKSeedError
-from ..files import border, shipped
+from ..files import border, require_absent, shipped
 from ..report.terminal import console, print_rows, say
-from .options import Json, require_new
+from .options import Json
 
 PLACES = ("recipes/*.toml", "docs/examples/*.py", "docs/*.ipynb", "examples/flower", "deploy")
 
@@ -63,7 +63,7 @@ def examples(
         known = ", ".join(path.name for path in carried)
         raise FedKSeedError(f"no example is called {unknown[0]!r}; there are {known}")
     for path in wanted:
-        require_new(Path(path.name))
+        require_absent(Path(path.name), "file")
     for path in wanted:
         with border(f"can't write {path.name}"):
             (shutil.copytree if path.is_dir() else shutil.copyfile)(path, path.name)
