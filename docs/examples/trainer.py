@@ -42,17 +42,17 @@ def accuracy(seen: Any) -> dict[str, float]:
 def forward_only() -> dict[str, float]:
     """One machine, two forward passes a step, no gradient."""
     args = TrainingArguments(**ARGS, max_steps=150, learning_rate=5e-3)
-    trainer = fk.Trainer(vit(), pictures(256, 0), pictures(200, 1), args, compute_metrics=accuracy)
+    trainer = fk.Trainer(
+        vit(), pictures(256, 0), pictures(200, 1), args, steps_of="two points", compute_metrics=accuracy
+    )  # fmt: skip
     trainer.train()
     return trainer.evaluate()
 
 
 def by_derivatives() -> dict[str, float]:
     """One machine, one pass forward and one back a step, Adam on K = 4,096 numbers."""
-    args = TrainingArguments(**ARGS, max_steps=40, learning_rate=1e-4)
-    trainer = fk.Trainer(
-        vit(), pictures(256, 0), pictures(200, 1), args, steps_of="adam", compute_metrics=accuracy
-    )  # fmt: skip
+    args = TrainingArguments(**ARGS, max_steps=40, learning_rate=1e-3)
+    trainer = fk.Trainer(vit(), pictures(256, 0), pictures(200, 1), args, compute_metrics=accuracy)
     trainer.train()
     trainer.save_model("tuned")  # as save_pretrained writes it, with a 16 KB adapter beside it
     return trainer.evaluate()
@@ -60,7 +60,7 @@ def by_derivatives() -> dict[str, float]:
 
 def federated() -> dict[str, float]:
     """Two parties; a step is a round, in which each takes 10 local steps."""
-    args = TrainingArguments(**ARGS, max_steps=10, learning_rate=5e-3)
+    args = TrainingArguments(**ARGS, max_steps=10, learning_rate=1e-3)
     parties = {"north": pictures(128, 0), "south": pictures(128, 2)}
     trainer = fk.Trainer(vit(), parties, pictures(200, 1), args, local_steps=10, compute_metrics=accuracy)
     trainer.train()
@@ -75,7 +75,7 @@ def plain() -> dict[str, float]:
         return cross_entropy(logits, batch["labels"]), logits  # the second is what compute_metrics sees
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 2))
-    args = TrainingArguments(**ARGS, max_steps=150, learning_rate=5e-3)
+    args = TrainingArguments(**ARGS, max_steps=40, learning_rate=1e-3)
     trainer = fk.Trainer(
         model, pictures(256, 0), pictures(200, 1), args, compute_loss=loss, compute_metrics=accuracy
     )  # fmt: skip

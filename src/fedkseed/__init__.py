@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from . import directions, wire
     from .directions import Pool
     from .directions.operations import accumulate_, materialize, project
-    from .errors import FedKSeedError
+    from .errors import DivergedError, FedKSeedError
     from .local.client import Client
     from .local.work import LocalWork
     from .recipe.reading import load_recipe
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from .run.start_and_resume import resume, start
     from .strategies.kseed import KSeed, State
     from .strategy import Settings, Strategy
-    from .trainer.own_model import Parties, Tuned, tune
+    from .trainer.own_model import Parties
     from .trainer.trainer import Trainer
+    from .trainer.tune import Tuned, tune
     from .weights.adapter import Adapter, apply
     from .weights.modes import hold
     from .wire.codec import decode, encode
@@ -33,11 +34,12 @@ _HOMES = {
     "recipe.reading": ("load_recipe",),
     "directions": ("Pool",),
     "directions.operations": ("accumulate_", "materialize", "project"),
-    "errors": ("FedKSeedError",),
+    "errors": ("DivergedError", "FedKSeedError"),
     "local.work": ("LocalWork",),
     "wire.records": ("Broadcast", "Run", "Upload"),
     "round": ("answer", "run_round"),
-    "trainer.own_model": ("Parties", "Tuned", "tune"),
+    "trainer.own_model": ("Parties",),
+    "trainer.tune": ("Tuned", "tune"),
     "run.simulation": ("Simulation",),
     "run.start_and_resume": ("resume", "start"),
     "trainer.trainer": ("Trainer",),
@@ -53,6 +55,7 @@ __all__ = [
     "Adapter",
     "Broadcast",
     "Client",
+    "DivergedError",
     "FedKSeedError",
     "KSeed",
     "LocalWork",

@@ -6,10 +6,17 @@ its text on one line and exits with code 2.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class FedKSeedError(ValueError):
     """Refused input or a failure, with a text for a person; nothing was changed when it is raised."""
+
+
+class DivergedError(FedKSeedError):
+    """A training whose numbers have left all bounds; `best` is the adapter of its best model, where there was one."""
+
+    best: Any = None
 
 
 @contextmanager

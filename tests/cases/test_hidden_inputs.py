@@ -241,12 +241,12 @@ def test_one_row_without_a_finite_loss_is_named_and_not_averaged() -> None:
 def test_tune_of_a_model_whose_losses_are_not_finite_is_refused_and_leaves_the_model() -> None:
     model = torch.nn.Linear(4, 1)
     before = model.weight.clone()
-    with pytest.raises(FedKSeedError, match="none of the 6 steps of the first 3 rounds had a finite loss"):
+    with pytest.raises(FedKSeedError, match="the base model's loss on batch 0 of client 0 is nan"):
         fedkseed.tune(
             model,
             lambda model, batch: model(batch).mean() * math.nan,
             [[torch.ones(2, 4)]],
-            fedkseed.LocalWork(rounds=20, steps=2, lr=1e-2, eps=1e-3),
+            steps=2,
             pool=fedkseed.Pool(1, 64),
         )
     assert torch.equal(model.weight, before)

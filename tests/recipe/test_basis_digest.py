@@ -9,7 +9,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedkseed
-from fedkseed import Adapter, FedKSeedError, LocalWork, Pool, Simulation, resume, start
+from fedkseed import Adapter, FedKSeedError, Pool, Simulation, resume, start
 from fedkseed.cli import app
 from fedkseed.models.load import load_model
 from fedkseed.planning.pin import pin
@@ -218,13 +218,11 @@ def test_a_model_of_ones_own_is_tuned_along_informed_directions():
         return module(input_ids=ids, labels=ids).loss
 
     pool = Pool(1, basis.size, "informed", basis.digest())
-    tuned = fedkseed.tune(
-        model, loss, batches, LocalWork(rounds=2, steps=3, steps_of="adam", lr=1e-3), pool=pool, basis=basis
-    )
+    tuned = fedkseed.tune(model, loss, batches, rounds=2, steps=3, lr=1e-3, pool=pool, basis=basis)
     assert Layout(model).digest().hex() == tuned.adapter.tuned
     assert tuned.adapter.basis is basis
     with pytest.raises(FedKSeedError, match="needs its basis"):
-        fedkseed.tune(tiny_llama(), loss, batches, LocalWork(rounds=1, steps=1), pool=pool)
+        fedkseed.tune(tiny_llama(), loss, batches, rounds=1, pool=pool)
 
 
 def test_a_run_says_with_which_basis_it_began(write, tmp_path, basis_file):

@@ -35,8 +35,8 @@ def mean(model) -> float:
 
 
 STEPS = {
-    "two points": fk.LocalWork(rounds=15, steps=20, lr=1e-2, eps=1e-3),
-    "adam": fk.LocalWork(rounds=5, steps_of="adam", steps=4, lr=2e-4),
+    "two points": {"rounds": 15, "steps_of": "two points", "lr": 1e-2, "eps": 1e-3, "schedule": "constant"},
+    "adam": {"rounds": 5, "steps": 4, "lr": 1e-2},
 }
 
 
@@ -44,9 +44,9 @@ STEPS = {
 @pytest.mark.parametrize("mode", ["auto", "materialized", "in place"])
 def test_it_learns_and_leaves_an_ordinary_module_that_the_adapter_makes_again(steps, mode, tmp_path):
     model, base = made().train(), made()
-    tuned = fk.tune(model, loss, batches(), STEPS[steps], mode=mode)
+    tuned = fk.tune(model, loss, batches(), **STEPS[steps], mode=mode)
     assert mean(model) < mean(base) - 0.1
-    assert len(tuned.reports) == STEPS[steps].rounds
+    assert len(tuned.reports) == STEPS[steps]["rounds"]
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
     assert model.training
     tuned.adapter.save(tmp_path / "adapter.safetensors")
@@ -56,17 +56,19 @@ def test_it_learns_and_leaves_an_ordinary_module_that_the_adapter_makes_again(st
 
 
 def test_it_is_the_loop_that_the_readme_shows():
-    whole = fk.tune(made(), loss, batches(), STEPS["two points"], size=2, seed=5)
-    parties = fk.Parties(made(), loss, batches(), STEPS["two points"], seed=5)
+    whole = fk.tune(made(), loss, batches(), **STEPS["two points"], size=2, seed=5)
+    parties = fk.Parties(made(), loss, batches(), fk.LocalWork(15, steps=20, lr=1e-2, eps=1e-3), seed=5)
     state = parties.strategy.server.init()
-    for number in range(STEPS["two points"].rounds):
+    for number in range(15):
         state, _ = fk.run_round(parties.strategy, state, parties.cohort(number, 2), parties.transport)
     np.testing.assert_array_equal(state.coefficients, whole.state.coefficients)
     assert parties.finish(state).tuned == whole.adapter.tuned
 
 
 def test_dropout_is_off_while_two_losses_are_compared():
-    one, other = (fk.tune(made(dropout), loss, batches(), STEPS["two points"]).adapter.tuned for dropout in (0.0, 0.9))
+    one, other = (
+        fk.tune(made(dropout), loss, batches(), **STEPS["two points"]).adapter.tuned for dropout in (0.0, 0.9)
+    )
     assert one == other
 
 
@@ -80,9 +82,9 @@ def test_a_refusal_or_an_error_of_the_loss_leaves_the_model_as_it_was():
         return loss(model, batch)
 
     with pytest.raises(RuntimeError, match="mine"):
-        fk.tune(model, broken, batches(), STEPS["two points"])
-    with pytest.raises(fk.FedKSeedError, match=r"every client needs a batch, got \[3, 0\]"):
-        fk.tune(model, loss, [batches()[0], []], STEPS["two points"])
+        fk.tune(model, broken, batches(), **STEPS["two points"])
+    with pytest.raises(fk.FedKSeedError, match="client 1 has no batch, and every client needs one"):
+        fk.tune(model, loss, [batches()[0], []])
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
 
@@ -94,7 +96,7 @@ def test_what_is_not_tuned_gets_no_gradient_and_every_switch_of_the_model_is_whe
     model[0].bias.requires_grad_(False)
     switches = [(module.training, [p.requires_grad for p in module.parameters()]) for module in model.modules()]
     for rounds in (1, 2):
-        fk.tune(model, loss, batches(), fk.LocalWork(rounds, "adam", steps=2, lr=1e-4), tuned=["3.*"], mode=mode)
+        fk.tune(model, loss, batches(), rounds, steps=2, lr=1e-2, tuned=["3.*"], mode=mode)
         found = [(module.training, [p.requires_grad for p in module.parameters()]) for module in model.modules()]
         assert found == switches
         assert all(parameter.grad is None for parameter in model.parameters())
@@ -102,21 +104,21 @@ def test_what_is_not_tuned_gets_no_gradient_and_every_switch_of_the_model_is_whe
     def other(model, batch):  # depends on the first layer alone
         return model[0](batch[0]).square().mean()
 
-    for work, more, message in (
-        (STEPS["adam"], {"tuned": ["3.*"]}, "the loss does not depend on the tuned weights"),
-        (fk.LocalWork(1, "one point"), {}, "no kind of forward-only steps is called 'one point'"),
-        (STEPS["adam"], {"mode": "nope"}, "no mode is called 'nope'"),
-        (STEPS["adam"], {"size": 5}, "a cohort of 5 can't be drawn from 4 clients"),
-        (fk.LocalWork(1, epochs=1), {}, "epochs = 1 is of steps that take derivatives"),
+    for steps_of, more, message in (
+        ("adam", {"tuned": ["3.*"]}, "the loss does not depend on the tuned weights"),
+        ("one point", {}, "no kind of forward-only steps is called 'one point'"),
+        ("adam", {"mode": "nope"}, "no mode is called 'nope'"),
+        ("adam", {"size": 5}, "a cohort of 5 can't be drawn from 4 clients"),
     ):
         with pytest.raises(fk.FedKSeedError, match=message):
-            fk.tune(model, other, batches(), work, **{"mode": mode, **more})
+            fk.tune(model, other, batches(), 2, steps_of=steps_of, lr=1e-2, eps=1e-3, **{"mode": mode, **more})
         assert [(m.training, [p.requires_grad for p in m.parameters()]) for m in model.modules()] == switches
 
 
 def test_a_clip_holds_for_derivatives_too():
     parties = fk.Parties(made(), loss, batches(), fk.LocalWork(1, "adam", steps=2, lr=1e-4, clip=0.01))
-    assert largest_change(parties.strategy.settings, 0) == pytest.approx(1e-4 * 2 * 0.01)
+    settings = parties.strategy.settings
+    assert largest_change(settings, 0) == pytest.approx(settings.derivatives.lr * 2 * 0.01)
 
 
 @pytest.mark.parametrize("work", [fk.LocalWork(1, steps=4), fk.LocalWork(1, "sgd", steps=4, lr=1e-4)], ids=str)

@@ -122,12 +122,12 @@ def arguments(folder: Path, steps: int, lr: float, **more: Any) -> TrainingArgum
 
 # kind -> model, rows, compute_loss, kind of steps, steps, learning rate
 KINDS: dict[str, tuple[Any, Any, Any, str, int, float]] = {
-    "BERT with a head": (bert, texts, None, "adam", 40, 2e-4),
+    "BERT with a head": (bert, texts, None, "adam", 40, 1e-2),
     "BERT with a head, forward only": (bert, texts, None, "two points", 200, 3e-3),
-    "an encoder": (lambda: made(Encoder), texts, of_dict, "adam", 60, 2e-4),
-    "ViT": (vit, pictures, None, "adam", 30, 2e-4),
+    "an encoder": (lambda: made(Encoder), texts, of_dict, "adam", 60, 1e-2),
+    "ViT": (vit, pictures, None, "adam", 30, 1e-2),
     "a CNN with BatchNorm, forward only": (lambda: made(cnn), pairs, of_pair, "two points", 200, 1e-2),
-    "a CNN with BatchNorm": (lambda: made(cnn), pairs, of_pair, "sgd", 40, 3e-5),
+    "a CNN with BatchNorm": (lambda: made(cnn), pairs, of_pair, "sgd", 40, 1e-1),
 }
 
 
@@ -169,7 +169,12 @@ def test_it_is_what_tune_does_with_the_same_batches(clients, cohort, local_steps
         vit(),
         lambda model, batch: model(**batch).loss,
         trainer.batches,
-        fk.LocalWork(6, steps_of, steps=local_steps, lr=1e-3, eps=1e-3),
+        rounds=6,
+        steps_of=steps_of,
+        steps=local_steps,
+        lr=1e-3,
+        eps=1e-3,
+        schedule="constant",
         size=cohort,
         seed=9,
         wire="exact" if clients == 1 else "compact",
@@ -285,7 +290,7 @@ def test_early_stopping_ends_with_the_best_model_and_keeps_its_checkpoint(tmp_pa
 
 def test_a_checkpoint_has_a_few_numbers_a_direction_and_nothing_pickled(tmp_path):
     args = arguments(tmp_path, 2, 1e-3, save_strategy="steps", save_steps=2)
-    fk.Trainer(vit(), pictures(8, 0), args=args, eps=1e-3, pool=fk.Pool(5, 256)).train()
+    fk.Trainer(vit(), pictures(8, 0), args=args, steps_of="sgd", pool=fk.Pool(5, 256)).train()
     files = {path.name: path.stat().st_size for path in (tmp_path / "checkpoint-2").iterdir()}
     assert set(files) == {"state.safetensors", "fedkseed.json", "trainer_state.json"}
     assert 256 * 24 < files["state.safetensors"] < 256 * 24 + 2048  # c, Σ |ρ| and a count, 8 bytes each
@@ -398,11 +403,12 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     unlabelled = {"pixel_values": np.zeros((1, 8, 8), np.float32)}
     yield {"train_dataset": [unlabelled]}, "returned no loss for a batch of pixel"
     yield {"eps": "auto"}, "eps is a number or 'search', got 'auto'"
-    yield {"eps": 0}, "a broadcast's eps must be a positive number, got 0"
+    yield {"eps": 0}, "eps must be a positive number, got 0"
     yield {"local_steps": 0}, "local_steps must be at least 1, got 0"
     yield {"cohort": 2}, "a cohort of 2 can't be drawn from 1 clients"
     yield {"steps_of": "one point"}, "no kind of forward-only steps is called 'one point'"
-    yield {"compute_loss": lambda model, batch: torch.ones(())}, "no eps of the ladder measures a slope"
+    flat = {"compute_loss": lambda model, batch: torch.ones(()), "steps_of": "two points"}
+    yield flat, "no eps of the ladder measures a slope"
 
 
 @pytest.mark.parametrize(("settings", "text"), list(refusals()), ids=lambda value: str(value)[:30])

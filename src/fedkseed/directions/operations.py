@@ -120,7 +120,7 @@ def _checked(piece: Piece) -> FlatPiece:
 
 def _flat(tensor: Tensor, start: int = 0) -> Tensor:
     if tensor.dtype not in TYPES:
-        raise FedKSeedError(f"weights must be float32, bfloat16 or float16, got {tensor.dtype}")
+        raise FedKSeedError(f"weights must be float32, bfloat16 or float16, got {tensor.dtype}; take model.float()")
     if not tensor.is_contiguous():
         raise FedKSeedError("weights must be contiguous; got a strided view")
     if not 0 <= start <= MAX_POSITIONS - tensor.numel():

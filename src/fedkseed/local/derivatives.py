@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FedKSeedError
+from ..errors import DivergedError
 from .optimizers import Optimizer
 from .zeroth_order import mean_loss
 
@@ -53,7 +53,7 @@ def derivative_steps(
             skipped, and no loss is reported. None: no noise.
 
     Raises:
-        FedKSeedError: the coefficients diverge.
+        DivergedError: the coefficients diverge.
     """
     losses: list[float] = []
     before = weights.c.copy()
@@ -70,7 +70,7 @@ def derivative_steps(
             step, moments = optimizer.step(moments, slope, len(losses))
             c = c - lr * step
             if not (np.abs(c) <= np.finfo(np.float32).max).all():
-                raise FedKSeedError(f"the coefficients have diverged; use a smaller lr than {lr:g}")
+                raise DivergedError(f"the coefficients have diverged; use a smaller lr than {lr:g}")
             weights.load(c)
         on_step(value)
     return Moved(weights.c - before, mean_loss(losses), steps - len(losses))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 
 from ..errors import FedKSeedError
 
@@ -24,9 +25,17 @@ def scheduled(lr: float, schedule: str, round_: int, rounds: int) -> float:
 def require_settings(schedule: str, **counts: int) -> None:
     """Refuse an unknown schedule and counts below 1."""
     for name, value in counts.items():
-        if value < 1:
-            raise FedKSeedError(f"{name} must be at least 1, got {value}")
+        if not isinstance(value, Integral) or value < 1:
+            least = "at least 1" if isinstance(value, Integral) else "a whole number"
+            raise FedKSeedError(f"{name} must be {least}, got {value!r}")
     require_choice("schedule", schedule, SCHEDULES)
+
+
+def require_positive(**numbers: float) -> None:
+    """Refuse what is no number above 0, such as a rate at which a step would stand still or go back."""
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, Real) or not 0 < number < math.inf:
+            raise FedKSeedError(f"{name} must be a positive number, got {number!r}")
 
 
 def require_choice(what: str, value: object, choices: Sequence[object]) -> None:

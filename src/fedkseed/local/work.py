@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from .client import Client
-from .schedules import require_choice, require_settings, scheduled
+from .schedules import require_choice, require_positive, require_settings, scheduled
 from .zeroth_order import Steps, zeroth_order_steps
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
@@ -47,6 +47,7 @@ class LocalWork:
 
     def __post_init__(self) -> None:
         require_settings(self.schedule, rounds=self.rounds, steps=self.steps, probes=self.probes)
+        require_positive(lr=self.lr, eps=self.eps)
         require_choice("kind of local steps", self.steps_of, ("sgd", "adam", *POINTS))
 
     @property

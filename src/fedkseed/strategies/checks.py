@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FedKSeedError
+from ..errors import DivergedError, FedKSeedError
 from ..randomness import draw_directions
 from ..wire.numbers import GRID
 from ..wire.records import Change, Run, Upload
@@ -101,7 +101,7 @@ def require_size(upload: Change, size: int) -> None:
 def require_sendable(round_: int, numbers: NDArray) -> None:
     """Refuse a state whose numbers the next broadcast could not carry."""
     if not (np.abs(numbers) <= np.finfo(np.float32).max).all():
-        raise FedKSeedError(f"round {round_} would overflow float32; set a clip on scalars, or a smaller lr")
+        raise DivergedError(f"round {round_} would overflow float32; set a clip on scalars, or a smaller lr")
 
 
 def merged(uploads: Sequence[Upload], run: Run, lr: float) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:

@@ -19,7 +19,7 @@ from ..strategies.kseed import State
 
 STATE, FACTS, HISTORY = "state.safetensors", "fedkseed.json", "trainer_state.json"
 MAX_BYTES = 1 << 30  # of a file
-FORMAT = 1
+FORMAT = 2
 
 
 def write(path: Path, state: State, history: TrainerState, facts: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from transformers.trainer_pt_utils import EvalLoopContainer, find_batch_size
 from transformers.trainer_utils import EvalPrediction, denumpify_detensorize
 
 from ..errors import FedKSeedError
+from .client_batches import described
 from .datasets import Batches
 
 
@@ -74,7 +75,7 @@ def outputs_of(model: nn.Module, inputs: Any) -> Any:
     """The outputs of a model for a batch of named arguments; one without names is refused."""
     if not isinstance(inputs, Mapping):
         raise FedKSeedError(
-            f"{type(model).__name__} can't be called with {_described(inputs)}, which names no arguments: give "
+            f"{type(model).__name__} can't be called with {described(inputs)}, which names no arguments: give "
             "rows that are dicts, or compute_loss, a function of the model and a batch"
         )
     return model(**inputs)
@@ -86,7 +87,7 @@ def loss_and_outputs(model: nn.Module, inputs: Any, label_names: Sequence[str]) 
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
     if loss is None:
         raise FedKSeedError(
-            f"the model {type(model).__name__} returned no loss for {_described(inputs)}; give rows with "
+            f"the model {type(model).__name__} returned no loss for {described(inputs)}; give rows with "
             f"{' and '.join(label_names)}, or compute_loss, a function of the model and a batch"
         )
     return loss, outputs
@@ -109,7 +110,3 @@ def predictions_in(model: nn.Module, outputs: Any) -> Any:
 
 def _one_or_all(parts: tuple[Any, ...]) -> Any:
     return None if not parts else parts[0] if len(parts) == 1 else parts
-
-
-def _described(batch: Any) -> str:
-    return f"a batch of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"

@@ -23,21 +23,19 @@ from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, 
 from transformers.trainer_utils import EvalPrediction, PredictionOutput, SaveStrategy, TrainOutput
 from transformers.utils.generic import find_labels
 
-from ..errors import FedKSeedError
+from ..errors import DivergedError, FedKSeedError
 from ..files import border
 from ..local.schedules import require_settings
 from ..local.work import LocalWork
 from ..round import Report, run_round
-from ..run.best_round import ROUNDS, require_movement
 from ..weights.adapter import NAME, Adapter
 from . import checkpoints
 from .arguments import require_obeyed, schedule
 from .datasets import Batches, Collator, shares, shuffled
+from .judge import SEARCH, UNTIL_FOUND, Judge, searched_eps, searches
 from .outputs import evaluating, labels_of, loss_and_outputs, outputs_of, predictions_in, see
 from .own_model import Parties
-from .training import UNTIL_FOUND, Tally, Training, TrainingPlan, identity, searched_eps
-
-SEARCH = "search"  # eps
+from .training import Tally, Training, TrainingPlan, identity
 
 
 class Trainer:
@@ -58,7 +56,9 @@ class Trainer:
         callbacks: instances or classes of transformers.TrainerCallback.
         client_column: the column of `train_dataset` that names each row's client.
         cohort: clients of a step; default all.
-        steps_of: `two points`, forward passes alone; or `sgd` or `adam`, derivatives along all directions.
+        steps_of: `adam` or `sgd`, derivatives along all directions; or `two points`, forward passes alone.
+        lr: "search" for the best of some learning rates in short trials; None: that of `args`, which is as in ordinary
+            training by the same optimiser.
         local_steps: steps of a client before the server adds up. Adam keeps its moments from step to step where this
             is 1, and begins anew in every round otherwise.
         eps: the perturbation scale of two points, or "search": the best of a ladder, for 68 forward passes.
@@ -88,11 +88,14 @@ class Trainer:
         compute_loss: Callable[[Any, Any], Any] | None = None,
         compute_metrics: Callable[[EvalPrediction], dict[str, Any]] | None = None,
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None, client_column: str | None = None,
-        cohort: int | None = None, steps_of: str = "two points", local_steps: int = 1, eps: float | str = SEARCH,
-        probes: int = 1, clip: float = math.inf, wire: str | None = None, **options: Any,
+        cohort: int | None = None, steps_of: str = "adam", lr: str | None = None, local_steps: int = 1,
+        eps: float | str = SEARCH, probes: int = 1, clip: float = math.inf, wire: str | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        if isinstance(eps, str) and eps != SEARCH:
-            raise FedKSeedError(f"eps is a number or {SEARCH!r}, got {eps!r}")
+        if unknown := {*options} - {"pool", "tuned", "mode", "basis"}:
+            raise FedKSeedError(f"fedkseed.Trainer has no argument {', '.join(sorted(unknown))}; see help(fk.Trainer)")
+        searches("eps", eps)
+        if lr is not None and not searches("lr", lr):
+            raise FedKSeedError(f"lr is {SEARCH!r} or None, got {lr!r}; give a number to args.learning_rate")
         self.args = args = TrainingArguments() if args is None else args
         require_obeyed(args)
         require_settings("constant", local_steps=local_steps)
@@ -119,6 +122,7 @@ class Trainer:
         local = LocalWork(steps, kind, local_steps, lr=args.learning_rate, eps=first_eps, probes=probes, clip=clip)
         wire, rate = wire or ("exact" if len(batches) == 1 else "compact"), schedule(args, steps)
         self.plan = TrainingPlan(batches, an_epoch, cohort, local, moments, known_eps, wire, args.seed, rate, options)
+        self._steps_of, self._search_lr = steps_of, lr is not None
         self.training: Training | None = None
         self.adapter: Adapter | None = None
         self._at_work = False
@@ -173,17 +177,24 @@ class Trainer:
         """
         start, plan, checkpoint = time.time(), self.plan, self._checkpoint_of(resume_from_checkpoint)
         with evaluating(self.model, self.args.use_cache):
-            options = {"seed": plan.seed, "wire": plan.wire, **plan.options}
+            options = {
+                "seed": plan.seed,
+                "wire": plan.wire,
+                "server": "adam" if plan.moments else "sgd",
+                **plan.options,
+            }
             parties = Parties(self.model, self.compute_loss, plan.batches, plan.local, **options)
             self._at_work = True
             try:
                 parties.cohort(0, plan.cohort)  # refuses one that can't be drawn
-                parties.strategy = plan.strategy(parties.strategy.settings, 0, plan.local.eps)
-                self.training = training = Training(parties, parties.strategy.server.init(), plan.eps)
+                judge = Judge(parties, self.args.learning_rate)
+                self.training = training = Training(parties, judge, parties.strategy.server.init(), plan.eps)
                 first = self._begin(training, checkpoint)
                 self._steps(training)
                 best = self.state.best_model_checkpoint if self.args.load_best_model_at_end else None
                 state = training.server if best is None else checkpoints.read(Path(best), identity(plan, parties))[0]
+                steps = (self.state.global_step - first) * plan.local.steps
+                judge.end(state, steps, sum(report.skipped for report in training.reports))
                 self.adapter = parties.finish(state)
             except BaseException:
                 parties.release()
@@ -213,12 +224,19 @@ class Trainer:
         if checkpoint is not None:
             training.server, self.state, facts = checkpoints.read(checkpoint, identity(self.plan, training.parties))
             training.tally, training.logged, training.eps = Tally(**facts["tally"]), facts["logged"], facts["eps"]
+            training.factor = facts["factor"]
             saved: Any = self.state.stateful_callbacks
             for callback in self.callback_handler.callbacks:
                 for name, attribute in saved.get(type(callback).__name__, {}).get("attributes", {}).items():
                     setattr(callback, name, attribute)
-        elif self.plan.eps is None and self.plan.local.steps_of == "two points":
-            training.eps = searched_eps(training.parties, self.plan.seed)
+        else:
+            parties, plan = training.parties, self.plan
+            if plan.eps is None and self._steps_of == "two points":
+                training.eps = searched_eps(parties)
+                parties.adjust(plan.local.lr, training.eps)
+            if self._search_lr:
+                training.judge.search_rate(self._steps_of, plan.local.steps, plan.cohort)
+                training.factor = training.judge.lr / self.args.learning_rate
         state, plan = self.state, self.plan
         state.max_steps, state.num_train_epochs = plan.local.rounds, math.ceil(plan.local.rounds / plan.steps_an_epoch)
         state.train_batch_size = self.args.per_device_train_batch_size
@@ -239,17 +257,19 @@ class Trainer:
                 self._tell("on_epoch_begin")
             self._tell("on_step_begin")
             parties, eps = training.parties, plan.local.eps if training.eps is None else training.eps
-            parties.strategy = plan.strategy(parties.strategy.settings, number, eps)
+            parties.adjust(plan.rate(number) * training.factor, eps)
             cohort = parties.cohort(number, plan.cohort)
-            training.server, report = run_round(parties.strategy, training.server, cohort, parties.transport)
+            try:
+                training.server, report = run_round(parties.strategy, training.server, cohort, parties.transport)
+            except DivergedError as error:
+                raise training.judge.diverged(number + 1, math.inf) from error
             training.reports.append(report)
-            first = [(report.loss, report.skipped) for report in training.reports[: ROUNDS + 1]]
-            require_movement(first, plan.local.rounds)
+            training.judge.note(training.server, report)
             training.tally.add_(report)
             state.global_step += 1
             state.epoch = state.global_step / plan.steps_an_epoch
             self._tell("on_step_end")
-            self._act(training, plan.rate(number))
+            self._act(training, plan.rate(number) * training.factor)
             if self.control.should_epoch_stop:
                 raise FedKSeedError(
                     "a callback has set should_epoch_stop; batches here follow from the number of the step, so that an "
@@ -364,7 +384,13 @@ class Trainer:
         exported = [callback for callback in self.callback_handler.callbacks if isinstance(callback, ExportableState)]
         state.stateful_callbacks = {type(callback).__name__: callback.state() for callback in exported}  # pyright: ignore[reportAttributeAccessIssue] - as it is read back
         about = identity(self.plan, training.parties)
-        facts = {"identity": about, "eps": training.eps, "logged": training.logged, "tally": asdict(training.tally)}
+        facts = {
+            "identity": about,
+            "eps": training.eps,
+            "factor": training.factor,
+            "logged": training.logged,
+            "tally": asdict(training.tally),
+        }
         checkpoints.write(path, training.server, state, facts)
         utils.rotate_checkpoints(str(self._output), self.args.save_total_limit, state.best_model_checkpoint)
 

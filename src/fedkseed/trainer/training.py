@@ -1,24 +1,17 @@
-"""A training of `Trainer` without its callbacks: its settings, where it stands, and the search of eps."""
+"""A training of `Trainer` without its callbacks: its settings, and where it stands."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
-from ..errors import FedKSeedError
 from ..local.work import LocalWork
-from ..randomness import Purpose, generator
 from ..round import Report
-from ..run.eps_ladder import SAMPLES, judge, ladder
-from ..strategies.kseed import KSeed, State
-from ..strategy import Settings, Strategy
+from ..strategies.kseed import State
 from .datasets import Batches
+from .judge import Judge
 from .own_model import Parties
-
-UNTIL_FOUND = 1e-3  # eps; a broadcast has one even where no step needs it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +25,7 @@ class TrainingPlan:
         local: the local steps of a client in a step of the training, and the number of those.
         moments: whether the server has Adam's moments, so that checkpoints keep them: a client takes a single step.
         eps: the perturbation scale; None: it is searched before the first step, or no step needs one.
-        rate: the learning rate of a step, counted from 0.
+        rate: the learning rate of a step, counted from 0, as of steps on the weights themselves.
         options: further arguments of `Parties`.
     """
 
@@ -46,14 +39,6 @@ class TrainingPlan:
     seed: int
     rate: Callable[[int], float]
     options: dict[str, Any]
-
-    def strategy(self, settings: Settings, step: int, eps: float) -> Strategy[State]:
-        """The strategy with the rate of a step."""
-        rate, local = self.rate(step), replace(settings.local, eps=eps)
-        if self.moments:
-            return KSeed.make(replace(settings, local=local, server="adam", server_lr=rate))
-        derivatives = settings.derivatives and replace(settings.derivatives, lr=rate)
-        return KSeed.make(replace(settings, local=replace(local, lr=rate), derivatives=derivatives))
 
 
 @dataclass(slots=True)
@@ -87,30 +72,20 @@ class Training:
 
     Args:
         server: the server's state, which is the model.
+        judge: of the losses of its models.
         eps: the perturbation scale, once it is found.
+        factor: of all learning rates, where one was searched.
         logged: the step of the last entry of the log.
     """
 
     parties: Parties
+    judge: Judge
     server: State
     eps: float | None
+    factor: float = 1.0
     tally: Tally = field(default_factory=Tally)
     logged: int = 0
     reports: list[Report] = field(default_factory=list)
-
-
-def searched_eps(parties: Parties, seed: int) -> float:
-    """The eps of least error for the base model, on first batches of clients; refused if no eps measures a slope."""
-    parties.load(parties.strategy.server.init())
-    drawn = generator(seed, Purpose.TUNE, 0).integers(parties.weights.pool.size, size=SAMPLES).tolist()
-    losses = [ladder(parties.client(k % len(parties.batches)), j) for k, j in enumerate(drawn)]
-    parties.load(parties.strategy.server.init())
-    if (eps := judge(np.array(losses)).eps) is None:
-        raise FedKSeedError(
-            "no eps of the ladder measures a slope of this model's loss: at least half of each scalar is rounding "
-            "or curvature. Hold the model in float32, take larger batches, or give eps, a number such as 1e-3"
-        )
-    return eps
 
 
 def identity(plan: TrainingPlan, parties: Parties) -> dict[str, Any]:

@@ -20,7 +20,10 @@ from ..errors import FedKSeedError
 from .layout import Layout
 from .side_by_side import Value
 
-NO_GRADIENT = "the loss does not depend on the tuned weights; set [model] tuned to weights that it depends on"
+NO_GRADIENT = (
+    "the loss does not depend on the tuned weights; set [model] tuned, or tuned= in Python, to weights that it depends "
+    "on, and compute it without detach() and torch.inference_mode()"
+)
 NO_TERMS = np.empty(0, np.uint32), np.empty(0, np.float32)  # of a sum of directions
 
 

@@ -1,0 +1,122 @@
+"""`tune`: federated tuning of a user's own model in one call."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from ..errors import DivergedError, FedKSeedError
+from ..local.work import LocalWork
+from ..round import Report, run_round
+from ..strategies.kseed import State
+from ..weights.adapter import Adapter
+from .client_batches import batches_of
+from .judge import SEARCH, START, UNTIL_FOUND, Judge, searched_eps, searches
+from .own_model import Loss, Parties
+
+Metrics: TypeAlias = Mapping[str, Callable[[Any, Any], Any]]  # of a model and a batch, a number
+
+OnRound: TypeAlias = Callable[[Report, dict[str, float]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The end of `tune`; the model itself holds the tuned weights."""
+
+    state: State
+    reports: list[Report]  # one a round
+    adapter: Adapter  # the tuned model, in a file of 4 bytes a direction: adapter.save, fedkseed.apply
+    lr: float
+    eps: float
+    scores: list[dict[str, float]]  # of the base model and after each round: loss and metrics on `held_out`
+
+
+def tune(
+    model: nn.Module, loss: Loss, batches: Any, rounds: int = 20, *,
+    steps_of: str = "adam", steps: int = 20, lr: float | str = SEARCH, eps: float | str = SEARCH,
+    schedule: str = "linear", probes: int = 1, clip: float = math.inf, size: int | None = None, held_out: Any = None,
+    metrics: Metrics | None = None, on_round: OnRound = lambda report, scores: None, **options: Any,
+) -> Tuned:  # fmt: skip
+    """Tune a model in place on data of several clients, with messages of kilobytes between them and a server.
+
+    Args:
+        loss: (model, batch) to a scalar tensor.
+        batches: of each client, a list or a DataLoader; they are used by that client's local steps alone. A list of
+            batches, or a single DataLoader, is one client.
+        steps_of: `adam` or `sgd`, derivatives along all directions; `two points`, forward passes alone.
+        steps: local steps of a client in a round.
+        lr: as in ordinary training by the same optimiser, or "search": the best of some in short trials.
+        eps: the perturbation scale of two points, or "search": the best of a ladder, for 68 forward passes.
+        schedule: of lr over the rounds: `linear` (to zero), `cosine` (likewise) or `constant`.
+        probes: directions of a two-point step.
+        clip: largest |ρ|, a safeguard against a broken loss.
+        size: clients that take part in a round; default all.
+        held_out: batches on which the model is scored before the first round and after each.
+        metrics: by name, functions of (model, batch) to a number, as {"accuracy": accuracy}; means over rows count.
+        on_round: called with the report and the scores of each round.
+        options: further arguments of `Parties`: pool, tuned, mode, seed, basis, wire.
+
+    Raises:
+        DivergedError: the loss has risen far above the base model's, or is not finite; its `best` is the best model.
+        FedKSeedError: an argument is out of range, or no loss is finite. The model is w_0 again after either.
+
+    Example:
+        tuned = fedkseed.tune(model, loss, batches, rounds=20)
+    """
+    if metrics and held_out is None:
+        raise FedKSeedError("metrics are computed on held_out: give batches that no client has")
+    search_lr, search_eps = searches("lr", lr), searches("eps", eps)
+    first_lr = START.get(steps_of, 1.0) if isinstance(lr, str) else lr
+    first_eps = UNTIL_FOUND if isinstance(eps, str) else eps
+    more = {"schedule": schedule, "probes": probes, "clip": clip}
+    local = LocalWork(rounds, steps_of, steps, lr=first_lr, eps=first_eps, **more)
+    held_out = None if held_out is None else batches_of(held_out, "held_out")
+    parties, reports, scores = Parties(model, loss, batches, local, **options), list[Report](), []
+
+    def score(state: State) -> dict[str, float]:
+        if held_out is None:
+            return {}
+        parties.load(state)
+        scores.append(scored(parties, metrics or {}, held_out))
+        return scores[-1]
+
+    try:
+        parties.cohort(0, size)  # refuses one that can't be drawn
+        judge = Judge(parties, first_lr)
+        if search_eps and not local.backpropagates:
+            parties.adjust(first_lr, searched_eps(parties))
+        if search_lr:
+            judge.search_rate(steps_of, steps, size)
+        score(state := parties.strategy.server.init())
+        for number in range(rounds):
+            try:
+                state, report = run_round(parties.strategy, state, parties.cohort(number, size), parties.transport)
+            except DivergedError as error:
+                raise judge.diverged(number + 1, math.inf) from error
+            reports.append(report)
+            judge.note(state, report)
+            on_round(report, score(state))
+        judge.end(state, rounds * steps, sum(report.skipped for report in reports))
+        settings = parties.strategy.settings.local
+        return Tuned(state, reports, parties.finish(state), judge.lr, settings.eps, scores)
+    except BaseException:
+        parties.release()
+        raise
+
+
+@torch.inference_mode()
+def scored(parties: Parties, metrics: Metrics, batches: Any) -> dict[str, float]:
+    """The means over the rows of batches of the loss, and of metrics of the model."""
+    from transformers.trainer_pt_utils import find_batch_size  # takes seconds to import
+
+    sums, rows = dict.fromkeys(["loss", *metrics], 0.0), 0
+    for batch in batches:
+        count = find_batch_size(batch) or 1
+        rows += count
+        sums["loss"] += count * parties.value(batch)
+        for name, metric in metrics.items():
+            sums[name] += count * float(metric(parties.model, batch))
+    return {name: total / rows for name, total in sums.items()}

@@ -1,0 +1,205 @@
+"""Arguments of `tune` and `Trainer` that a PyTorch user gets wrong, and models as PyTorch users have them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import fedkseed as fk
+
+from .test_own_model import batches, loss, made
+from .test_trainer import arguments, pictures, vit
+
+QUICK = {"rounds": 1, "steps": 2, "lr": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"lr": -1}, "lr must be a positive number, got -1"),
+        ({"lr": 0}, "lr must be a positive number, got 0"),
+        ({"lr": True}, "lr must be a positive number, got True"),
+        ({"lr": float("nan")}, "lr must be a positive number, got nan"),
+        ({"lr": "1e-3"}, "lr is a number or 'search', got '1e-3'"),
+        ({"lr": None}, "lr must be a positive number, got None"),
+        ({"eps": -1}, "eps must be a positive number, got -1"),
+        ({"eps": "auto"}, "eps is a number or 'search', got 'auto'"),
+        ({"rounds": 1.5}, "rounds must be a whole number, got 1.5"),
+        ({"rounds": "3"}, "rounds must be a whole number, got '3'"),
+        ({"rounds": fk.LocalWork(3)}, "rounds must be a whole number, got LocalWork"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"steps_of": "adamw"}, "no kind of local steps is called 'adamw'; choose one of sgd, adam"),
+        ({"size": 2.0}, "a cohort of 2.0 can't be drawn from 4 clients"),
+        ({"size": 9}, "a cohort of 9 can't be drawn from 4 clients"),
+        ({"metrics": {"accuracy": loss}}, "metrics are computed on held_out: give batches that no client has"),
+        ({"held_out": []}, "client held_out has no batch"),
+    ],
+    ids=str,
+)
+def test_an_argument_that_is_wrong_is_named(more, text):
+    with pytest.raises(fk.FedKSeedError, match=text):
+        fk.tune(made(), loss, batches(), **QUICK | more)
+
+
+@pytest.mark.parametrize("steps_of", ["adam", "two points"])
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        (lambda m, b: cross_entropy(m(b[0]), b[1], reduction="none"), r"a tensor of \(16,\) torch.float32.*loss.mean"),
+        (lambda m, b: None, "returned a NoneType, and must return a tensor of one number"),
+        (lambda m, b: (loss(m, b), m(b[0])), "returned a tuple"),
+        (lambda m, b: (m(b[0]).argmax(-1) == b[1]).sum(), r"a tensor of \(\) torch.int64"),
+        (lambda m, b: type("Output", (), {"loss": loss(m, b)})(), "returned a Output, .*return its .loss"),
+    ],
+)
+def test_a_loss_that_is_no_number_gets_a_sentence(returned, text, steps_of):
+    with pytest.raises(fk.FedKSeedError, match=text):
+        fk.tune(made(), returned, batches(), **QUICK, steps_of=steps_of)
+
+
+def test_a_number_without_a_gradient_is_for_forward_passes():
+    def number(model, batch):
+        return loss(model, batch).item()
+
+    with pytest.raises(
+        fk.FedKSeedError, match=r"returned a float.*leave \.item\(\) and float\(\) out, or take steps_of"
+    ):
+        fk.tune(made(), number, batches(), **QUICK)
+    fk.tune(made(), number, batches(), **QUICK, steps_of="two points")
+    fk.tune(made(), lambda model, batch: loss(model, batch)[None], batches(), **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (nn.Linear, "give a torch.nn.Module and a loss, a function of .* got a type and a function"),
+        (made().forward, "got a method and a function"),
+        (nn.LazyLinear(2), "the parameter weight has no values yet; run the model on a batch, or load its weights"),
+        (nn.Linear(8, 2, device="meta"), "the parameter weight has no values yet"),
+        (nn.ReLU(), "the model ReLU has no parameters"),
+        (
+            nn.Linear(8, 2).double(),
+            r"weights must be float32, bfloat16 or float16, got torch.float64; take model.float\(\)",
+        ),
+    ],
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_what_is_no_model_with_weights_gets_a_sentence(model, text):
+    with pytest.raises(fk.FedKSeedError, match=text):
+        fk.tune(model, loss, [[(x.double(), y) for x, y in own] for own in batches()] if "64" in text else batches())
+
+
+def test_an_error_in_the_loss_says_what_it_was_called_with():
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as error:
+        fk.tune(nn.Linear(9, 2), loss, batches())
+    assert error.value.__notes__ == [
+        "loss(model, batch) was called with batch 0 of client 0, a tuple of a tensor of (16, 8), a tensor of (16,)"
+    ]
+
+
+class Shared(nn.Module):
+    """Two layers of one matrix, and a parameter of whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.second.weight = self.first.weight
+        self.order = nn.Parameter(torch.arange(8), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.first(x[:, self.order]).tanh()))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x.view(-1, 2, 4))[0][:, -1])
+
+
+MODELS: dict[str, Any] = {
+    "shared and whole numbers": Shared,
+    "an LSTM": Recurrent,
+    "a transformer layer": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 4)), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Flatten(), nn.Linear(8, 2)
+    ),
+    "spectral norm": lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.Linear(8, 2)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)),
+    "bfloat16": lambda: made().bfloat16(),
+    "all frozen": lambda: made().requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("steps_of", ["adam", "two points"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_models_of_pytorch_users_learn_and_their_adapters_make_them_again(kind, steps_of):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = MODELS[kind]()
+    base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    own = [[(x.to(dtype), y) for x, y in part] for part in batches(2)]
+    lr = 1e-2 if steps_of == "adam" else 3e-3
+    tuned = fk.tune(model, loss, own, 3, steps_of=steps_of, lr=lr, eps=1e-2 if kind == "bfloat16" else 1e-3)
+    if steps_of == "adam":
+        assert tuned.reports[-1].loss < tuned.reports[0].loss
+    after = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert any(not torch.equal(after[name], base[name]) for name in base)
+    model.load_state_dict(base)
+    tuned.adapter.apply(model)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in model.state_dict().items())
+
+
+def test_frozen_parameters_stay_unless_they_are_named():
+    model = made()
+    model[0].requires_grad_(False)
+    before, head = model[0].weight.clone(), model[3].weight.clone()
+    tuned = fk.tune(model, loss, batches(), **QUICK)
+    assert tuned.adapter.patterns == ("3.weight", "3.bias")
+    assert torch.equal(model[0].weight, before)
+    assert not torch.equal(model[3].weight, head)
+    named = made()
+    named[0].requires_grad_(False)
+    fk.tune(named, loss, batches(), **QUICK, tuned=["*"])
+    assert not torch.equal(named[0].weight, before)
+
+
+def test_a_compiled_model_is_tuned_as_the_one_that_it_compiles():
+    model, plain = made(), made()
+    fk.tune(torch.compile(model, backend="eager"), loss, batches(), **QUICK)
+    fk.tune(plain, loss, batches(), **QUICK)
+    assert torch.equal(model[0].weight, plain[0].weight)
+
+
+def test_rounds_are_scored_on_rows_that_no_client_has_and_said():
+    said = []
+    tuned = fk.tune(
+        made(), loss, batches(), 3, steps=4, lr=1e-2,
+        held_out=[*batches(1, 2, 1)[0], (torch.randn(4, 8), torch.zeros(4).long())],
+        metrics={"rows": lambda model, batch: len(batch[1])}, on_round=lambda *both: said.append(both),
+    )  # fmt: skip
+    assert [scores for _, scores in said] == tuned.scores[1:]
+    assert [report for report, _ in said] == tuned.reports
+    assert tuned.scores[0]["rows"] == (16 * 16 * 2 + 4 * 4) / 36  # a mean over rows, not over batches
+    assert tuned.scores[-1]["loss"] < tuned.scores[0]["loss"]
+    assert fk.tune(made(), loss, batches(), **QUICK).scores == []
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"tokenizer": None}, "fedkseed.Trainer has no argument tokenizer; see help"),
+        ({"optimizers": None, "model_init": vit}, "has no argument model_init, optimizers"),
+        ({"lr": 1e-3}, "lr is 'search' or None, got 0.001; give a number to args.learning_rate"),
+        ({"lr": "auto"}, "lr is a number or 'search', got 'auto'"),
+        ({"local_steps": 1.5}, "local_steps must be a whole number, got 1.5"),
+    ],
+    ids=str,
+)
+def test_trainer_refuses_what_it_has_not_when_it_is_made(more, text, tmp_path):
+    with pytest.raises(fk.FedKSeedError, match=text):
+        fk.Trainer(vit(), pictures(8, 0), args=arguments(tmp_path, 1, 1e-3), **more)
