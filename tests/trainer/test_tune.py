@@ -134,6 +134,7 @@ MODELS: dict[str, Any] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:hardly anything was learned")
 @pytest.mark.parametrize("steps_of", ["adam", "two points"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_models_of_pytorch_users_learn_and_their_adapters_make_them_again(kind, steps_of):

@@ -19,12 +19,11 @@ SEARCH = "search"  # lr, eps
 UNTIL_FOUND = 1e-3  # eps; a broadcast has one even where no step needs it
 BATCHES = 8  # at most, of as many clients as there are
 RISE = 0.2  # over the base model's loss, as a part of it: more is divergence
-LEAST = 1e-3  # of the base model's loss: a training that gains less has learned nothing
+LEAST = 0.01  # of the base model's loss: a training that gains less has learned hardly anything
 FEW = 20  # steps, of which nothing is expected
 START = {"adam": 1e-3, "sgd": 1e-2, "two points": 1e-3}  # the first rate that is tried
 FACTOR = 4.0  # between rates
 CLIMBS, TRIAL_STEPS, TRIAL_CLIENTS = 6, {"adam": 40, "sgd": 40, "two points": 80}, 2
-PLATEAU = 0.01  # of the base model's loss
 ENOUGH = 0.8  # of the best trial's gain: what is best for a few steps is often too much for many
 
 
@@ -104,7 +103,6 @@ class Judge:
     def search_rate(self, kind: str, steps: int, cohort: int | None) -> None:
         """Set the smallest learning rate that gains nearly as much as the best in short trials from the base model.
 
-        Where none gains anything, as on the plateau of random weights, it is the largest that does no harm.
         Rates are a factor of 4 apart. They go upwards until one is far worse, and downwards while the lowest is best.
 
         Args:
@@ -131,22 +129,19 @@ class Judge:
             gains[max(gains) + 1] = gain(start * FACTOR ** (max(gains) + 1))  # past a plateau, too
         while min(gains) > -CLIMBS and gains[min(gains)] == max(gains.values()):
             gains[min(gains) - 1] = gain(start * FACTOR ** (min(gains) - 1))
-        if max(gains.values()) > PLATEAU * abs(self.base):
-            power = min(power for power, gained in gains.items() if gained >= ENOUGH * max(gains.values()))
-        else:
-            power = max((power for power, gained in gains.items() if gained > -PLATEAU * abs(self.base)), default=0)
-        self.lr = float(f"{start * FACTOR**power:.2g}")
+        enough = [power for power, gained in gains.items() if gained > 0 and gained >= ENOUGH * max(gains.values())]
+        self.lr = float(f"{start * FACTOR ** min(enough, default=0):.2g}")
         parties.adjust(self.lr, eps, steps=steps)
 
     def end(self, state: State, steps: int, skipped: int) -> None:
-        """Refuse the last state if it has diverged, and warn where steps were left out or nothing was learned."""
+        """Refuse the last state if it has diverged, and warn where steps were left out or little was learned."""
         loss = self.require_convergence(state)
         if skipped:
             warnings.warn(f"{skipped:,} steps of the training had no finite loss, or no change of it", stacklevel=3)
         if steps >= FEW and self.base - loss < LEAST * abs(self.base):
             warnings.warn(
-                f"nothing was learned: the loss on {len(self.places)} of the clients' batches is {loss:.6g}, and the "
-                f"base model's is {self.base:.6g}. Take a larger lr than {self.lr:g}, more steps, or lr='search'",
+                f"hardly anything was learned: the loss on {len(self.places)} of the clients' batches is {loss:.6g}, "
+                f"the base model's {self.base:.6g}. Take a larger lr than {self.lr:g}, more steps, or lr='search'",
                 stacklevel=3,
             )
 
