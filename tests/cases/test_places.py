@@ -92,11 +92,11 @@ def test_a_ragged_row_of_csv_is_left_out_alone(tmp_path, row):
 
 DAMAGED = {
     "cut.json": b'[{"prompt": "q", "completion": "a"}, {"prompt": ',
-    "latin.jsonl": json.dumps(GOOD).encode() + b'\n{"prompt": "q", "completion": "\xe4"}\n',
+    "mixed.jsonl": json.dumps(GOOD).encode() + '\n{"prompt": "äö", "completion": "'.encode() + b'\xe4"}\n',
     "open.csv": b'prompt,completion\nq,a\nr,"b\n',
     "header.csv": b"a question,an answer\nq,a\n",
     "names.csv": b"prompt,prompt\nq,a\n",
-    "latin.csv": "prompt,completion\nq,ä\n".encode("latin-1"),
+    "mixed.csv": "prompt,completion\nq,öü\n".encode() + b"q,\xe4\n",
     "none.jsonl": b'{"prompt": "q"\n',
 }
 
@@ -112,7 +112,7 @@ def test_a_damaged_file_is_refused_whatever_its_owner_asks(tmp_path, name):
 
 
 def test_faults_before_the_damage_are_named_with_it(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(f"{json.dumps(GOOD)}\n[1]\n".encode() + b'"\xe4"\n')
+    (tmp_path / "a.jsonl").write_bytes(f'{json.dumps(GOOD)}\n["ä"]\n'.encode() + b'"\xe4"\n')
     text = refusal(tmp_path / "a.jsonl")
     assert "line 2: expected a JSON object, got list; line 3: not valid UTF-8 (byte 0xE4 at 2, perhaps of Wind" in text
 

@@ -172,8 +172,9 @@ BROKEN = {  # name -> content, and words of the refusal
     "open.csv": (b'a,b\n1,"2\n3,4\n', "line 2: not valid CSV"),
     "quotes.csv": (b'a,b\n1,"2" 3\n', "line 2: not valid CSV"),
     "twice.csv": (b"a,a\n1,2\n", "two columns have the name 'a'"),
-    "latin.csv": ("a,b\n1,ä\n".encode("latin-1"), "line 2: not valid UTF-8"),
-    "zero.csv": ("a\tb\n1\t2\n".encode("utf-16-le"), "line 1: a NUL byte, as UTF-16 has"),
+    "russian.csv": ("a,b\n1,Ответ на вопрос\n".encode("cp1251"), "line 2: not valid UTF-8, and no likely words as"),
+    "mixed.csv": ("a,b\n1,äöü\n".encode() + b"2,\xe4\n", "line 3: not valid UTF-8 .byte 0xE4 at 3"),
+    "zero.csv": (b"a,b\n1,\0\n", "line 2: a NUL byte, as damaged files have"),
     "half.tsv": ("a\tb\n1\t2\n".encode("utf-16")[:-1], "line 2: not valid utf-16"),
     "cut.json": (b'[{"a": "1"}, {"a": 2,', "row 2: not valid JSON .* at character 9"),
     "comma.json": (b'[{"a": "1"} {"a": "2"}]', "row 1: not valid JSON .a comma or the array's end is expected"),
@@ -181,7 +182,7 @@ BROKEN = {  # name -> content, and words of the refusal
     "trailing.json": (b'[{"a": "1"},]', "row 2: not valid JSON"),
     "after.json": (b'[{"a": "1"}] {', "the array is followed by '{'"),
     "deep.json": (b"[" * 200_000, "row 1: not valid JSON"),
-    "latin.json": ('[{"a": "ä"}]'.encode("latin-1"), "byte 9: not valid UTF-8"),
+    "mixed.json": ('[{"a": "äö"}, "'.encode() + b'\xe4"]', "not valid UTF-8 .byte 0xE4 at 18, perhaps of Windows-1252"),
     "object.json": (b'{\n"a": "1",\n}', "object.json: not valid JSON"),
     "lists.json": (b'{"train": [{"a": 1}], "test": [{"a": 2}]}', "has train and test; a file has one list of rows"),
     "key.jsonl": (b'{"a": 1, "b": 2, "a": 3}', "line 1: not valid JSON .the key 'a' is there twice"),
@@ -245,7 +246,7 @@ def test_a_field_or_a_row_without_an_end_is_not_read_to_its_end(tmp_path):
     (tmp_path / "line.csv").write_bytes(b"a,b\n1," + b"x" * (MAX_LINE + 9))
     with pytest.raises(FedKSeedError, match="line 2: a line has at most 16,777,216 bytes"):
         found(tmp_path / "line.csv")
-    (tmp_path / "quote.csv").write_bytes(b'a,b\n1,"' + (b"x" * 999 + b"\n") * (MAX_LINE // 1000 + 9))
+    (tmp_path / "quote.csv").write_bytes(b'a,b\n1,"' + (b"x" * 999 + b"\n") * (MAX_LINE // 1000 + 99))
     with pytest.raises(FedKSeedError, match="a row has at most 16,777,216 bytes; is a closing quote missing"):
         found(tmp_path / "quote.csv")
     column = b'"' + (b"x" * 999 + b"\n") * (MAX_LINE // 2000) + b'"'  # each field is within the limit, the row is not

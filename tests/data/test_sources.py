@@ -71,11 +71,13 @@ def test_missing_empty_and_damaged_files_are_refused(tmp_path):
 
 
 def test_parquet_with_other_column_names(tmp_path):
-    Dataset.from_dict({"q": ["1?", "2?"], "a": ["one", "two"], "more": ["x", "y"]}).to_parquet(tmp_path / "a.parquet")
-    columns = {"instruction": "q", "response": "a"}
+    Dataset.from_dict({"x": ["1?", "2?"], "y": ["one", "two"], "more": ["x", "y"]}).to_parquet(tmp_path / "a.parquet")
+    columns = {"instruction": "x", "response": ("answer", "y")}
+    assert Reader(columns).file(str(tmp_path / "a.parquet")).lacking == ["answer"]
+    columns = {"instruction": "x", "response": "y"}
     assert read(str(tmp_path / "a.parquet"), columns) == [Example("1?", "one"), Example("2?", "two")]
-    with pytest.raises(FedKSeedError, match="row 1: no column response; columns found: q, a, more"):
-        read(str(tmp_path / "a.parquet"), {"instruction": "q"})
+    with pytest.raises(FedKSeedError, match="row 1: no column response; columns found: x, y, more"):
+        read(str(tmp_path / "a.parquet"), {"instruction": "x"})
     with pytest.raises(FedKSeedError, match="no field is called 'answer'"):
         read(str(tmp_path / "a.parquet"), {"answer": "a"})
 
@@ -174,7 +176,7 @@ def test_clients_whose_names_differ_by_their_format_alone_keep_their_whole_names
     assert [*Reader().folder(str(tmp_path))] == names
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "it.docx", "legal/more.xlsx", "README", "legal/deeper/a.jsonl"])
+@pytest.mark.parametrize("name", ["notes.txt", "it.docx", "legal/more.numbers", "README", "legal/deeper/a.jsonl"])
 def test_a_file_that_is_not_read_is_refused_by_name_and_never_left_out(tmp_path, name):
     path = folder(tmp_path / "all") / name
     path.parent.mkdir(exist_ok=True)

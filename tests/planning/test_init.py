@@ -106,7 +106,7 @@ def test_lengths_are_those_of_the_tokens(data_file, model_folder):
         (["--data", "D", "--model", "M", "--task", "poems"], "no task is called 'poems'; choose answers or labels"),
         (["--data", "D", "--model", "M", "--column", "q"], "takes FIELD=NAME, as instruction=question, got 'q'"),
         (["--data", "D", "--model", "M", "--algorithm", "fedkseed-pluss"], "did you mean 'fedkseed-plus'?"),
-        (["--data", "QA", "--model", "M"], "do: --column instruction=question --column response=answer"),
+        (["--data", "QA", "--model", "M"], "do: --column instruction=Subject --column response=Body"),
         (
             ["--data", "D", "--model", "M", "--column", "response=a"],
             "no column 'a'; found: instruction, context, response",
@@ -117,7 +117,7 @@ def test_lengths_are_those_of_the_tokens(data_file, model_folder):
 )
 def test_what_is_lacking_is_said_and_nothing_is_written(tmp_path, data_file, model_folder, arguments, message):
     (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()[:3]))
-    (tmp_path / "qa.csv").write_text("question,answer\nWhy?,So.\n")
+    (tmp_path / "qa.csv").write_text("why,because\nWhy?,So.\n")
     places = {"D": data_file, "M": model_folder, "FEW": tmp_path / "few.jsonl", "QA": tmp_path / "qa.csv"}
     assert message in refused("init", tmp_path / "r.toml", *(places.get(one, one) for one in arguments))
     assert not (tmp_path / "r.toml").exists()

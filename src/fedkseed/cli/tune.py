@@ -86,7 +86,7 @@ def init(
     data: Annotated[str | None, Option(help="The data: a file, a folder of clients' files, or dolly-sample.")] = None,
     model: Annotated[str | None, Option(help="The base model: a folder, .gguf file, or owner/name on the hub.")] = None,
     column: Annotated[
-        list[str] | None, Option(metavar="FIELD=NAME", help="A column, as instruction=question; may be repeated.")
+        list[str] | None, Option(metavar="FIELD=NAME", help="A column, as instruction=question; one or more a field.")
     ] = None,
     task: Annotated[str | None, Option(help="answers, or labels of a few kinds; default: by the responses.")] = None,
     clients: Annotated[int | None, Option(help="Number of clients; default: by the number of rows.", min=2)] = None,
@@ -113,11 +113,13 @@ def init(
         print(reference())
         return
     require_absent(output, "file")
-    columns = dict[str, str]()
+    named = dict[str, list[str]]()
     for text in column or ():
-        field, _, columns[field] = text.partition("=")
-        if not field or not columns[field]:
+        field, _, own = text.partition("=")
+        if not field or not own:
             raise FedKSeedError(f"--column takes FIELD=NAME, as instruction=question, got {text!r}")
+        named.setdefault(field, []).append(own)
+    columns = {field: names[0] if len(names) == 1 else names for field, names in named.items()}
     source = data or _prompted("data", "a file with your rows")
     name = model or _prompted("model", "a folder or .gguf file")
     begin = monotonic()

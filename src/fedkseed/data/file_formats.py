@@ -1,9 +1,8 @@
-"""Rows of data files: CSV, TSV, JSON and JSON lines, plain or packed; Parquet; data sets that `datasets` saved.
+"""Rows of data files: CSV, TSV, JSON and JSON lines, plain or packed; sheets; Parquet; what `datasets` saved.
 
 A file is read within limits of its bytes, rows and lines, whatever it claims: it may come from a stranger.
 """
 
-import codecs
 import csv
 import gzip
 import io
@@ -11,19 +10,23 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import FedKSeedError, first_line, needs_extra
-from .layouts import LAYOUTS, normalised
+from .layouts import KNOWN_NAMES, Columns, names_of, needed_columns, simplified
+from .spreadsheets import sheets_of
+from .text_encodings import REMEDY, decode, encoding_of, marked_encoding
 
 SAMPLES = ("dolly-sample", "intents")  # shipped with the package, as NAME.jsonl.gz
 TEXT_FORMATS = (".csv", ".tsv", ".json", ".jsonl")
 PACKINGS = (".gz", ".zst")
-READABLE = "*.csv, *.tsv, *.json, *.jsonl, each plain, .gz or .zst, and *.parquet"  # the formats, for errors
+SHEETS = (".xlsx", ".xlsm", ".xls", ".ods")
+READABLE = "*.csv, *.tsv, *.json, *.jsonl, each plain, .gz or .zst, *.parquet, *.xlsx and *.ods"  # formats, for errors
 # All examples of a file are in memory. Dolly has 15,011 rows in 13 MB, Alpaca 52,002 in 23 MB.
 MAX_BYTES = 1 << 32  # a file's text, unpacked
 MAX_LINE = 1 << 24  # bytes in a row, and in a line
@@ -32,12 +35,8 @@ MAX_ROWS = 1 << 22  # rows, or lines
 # gzip packs text to a third or a tenth, and what is made to fill a disk or a memory to a thousandth.
 MAX_RATIO = 100
 MAX_SMALL = 1 << 24  # bytes, up to which a file may unpack whatever its ratio: a few rows again and again
-BOM = codecs.BOM_UTF8
-MARKED = {  # byte order marks of other encodings, the longer first, since one begins with another -> their names
-    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
-    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16"),
-}
-REMEDY = "; save the file as UTF-8, which Excel calls 'CSV UTF-8'"
+HEAD = 20  # first lines of a table, among which the names of its columns stand
+LONGEST_NAMES = 1 << 14  # characters of a line in which names are looked for
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
 SPACE = re.compile(r"[ \t\r\n]*")
 SEPARATORS = ",;\t|"  # of CSV; of those that suit the first line equally well, the first
@@ -57,7 +56,7 @@ def format_of(name: str) -> tuple[str, str] | None:
     name = name.lower()
     packing = next((packing for packing in PACKINGS if name.endswith(packing)), "")
     ending = Path(name.removesuffix(packing)).suffix
-    return (ending, packing) if ending in TEXT_FORMATS or (ending == ".parquet" and not packing) else None
+    return (ending, packing) if ending in TEXT_FORMATS or (ending in (".parquet", *SHEETS) and not packing) else None
 
 
 def is_saved(path: Path) -> bool:
@@ -66,12 +65,14 @@ def is_saved(path: Path) -> bool:
     return path.is_dir() and any(all((path / name).is_file() for name in names) for names in (one, several))
 
 
-def open_rows(source: str, columns: Iterable[str] = ()) -> tuple[str, Placed]:
+def open_rows(source: str, columns: Columns | None = None, notes: list[str] | None = None) -> tuple[str, Placed]:
     """The place of a source, and its rows, which are read as they are asked for.
 
     Args:
         source: a sample, a file, the folder of a saved data set, or the name of a data set on the hub.
-        columns: names of columns that are expected beside the layouts', by which the separator of CSV is chosen.
+        columns: names of columns that are expected beside the usual ones, by which a table's separator and the line
+            with the names are found.
+        notes: is given, as rows are read, what was guessed and what was not used.
 
     Raises:
         FedKSeedError: none is there, or it is of another format. Reading the rows raises it, too: a file is damaged or
@@ -92,21 +93,16 @@ def open_rows(source: str, columns: Iterable[str] = ()) -> tuple[str, Placed]:
         raise FedKSeedError(f"{path} is of a kind that is not read; give a file of {READABLE}")
     if formatted[0] == ".parquet":
         return str(path), _table(str(path), "Parquet")
-    return str(path), _unpacked_rows(path, *formatted, columns)
-
-
-def decode(content: bytes, where: str) -> str:
-    """Decode UTF-8; other bytes are refused with an error that names their place."""
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        byte = f"byte 0x{content[error.start]:02X} at {error.start + 1:,}, perhaps of Windows-1252"
-        raise FedKSeedError(f"{where}: not valid UTF-8 ({byte}){REMEDY}") from error
+    table = _Names(str(path), columns or {}, [] if notes is None else notes)
+    return str(path), (_sheets(path, table) if formatted[0] in SHEETS else _unpacked_rows(path, *formatted, table))
 
 
 def parse(content: bytes, where: str, remedy: str) -> Any:
-    """Parse JSON; broken text is refused with an error that names the place and the remedy."""
-    text = decode(content, where)
+    """Parse JSON in UTF-8; broken text is refused with an error that names the place and the remedy."""
+    return _parse(decode(content, where), where, remedy)
+
+
+def _parse(text: str, where: str, remedy: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
@@ -131,41 +127,65 @@ def _reason(error: Exception, begin: int = 0) -> str:
 
 
 class _Unpacked:
-    """The unpacked bytes of a file, whole or in lines, of which there are no more than the limits allow."""
+    """The unpacked text of a file, whole or in lines, of which there are no more than the limits allow.
 
-    def __init__(self, path: Path, packing: str, file: Any) -> None:  # a buffered reader
-        self.path, self._file = path, file
-        begin = file.peek(4)  # where a byte order mark names another encoding than UTF-8
-        self.encoding = next((encoding for mark, encoding in MARKED.items() if begin.startswith(mark)), None)
+    Args:
+        file: a buffered reader.
+        notes: is given a guess of the encoding.
+    """
+
+    def __init__(self, path: Path, packing: str, file: Any, notes: list[str]) -> None:
+        self.path, self._file, self._notes = path, file, notes
+        self.encoding = marked_encoding(file.peek(4096)[:4096])  # None: UTF-8 or a guess, by the text itself
+        if self.encoding in ("utf-16-le", "utf-16-be"):
+            notes.append("read as UTF-16, of which it has no mark")
         self.row_bytes = 0  # of a row's lines so far, for formats whose rows can have several
         self._room = min(MAX_BYTES, max(MAX_SMALL, MAX_RATIO * path.stat().st_size)) if packing else MAX_BYTES
 
-    def lines(self) -> Iterator[tuple[int, bytes]]:
-        """The number of each line, and its bytes with the end of line, but without a byte order mark."""
-        encoding, number = self.encoding, 0
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """The number of each line, and its text with the end of line, but without a byte order mark."""
+        lines = self._lines()
+        for number, line in lines:
+            if self.encoding or line.isascii():
+                yield number, line
+                continue
+            ahead, size = [(number, line)], len(line)
+            while size < PIECE and (following := next(lines, None)):
+                ahead.append(following)
+                size += len(following[1])
+            encoding = self._guess("".join(line for _, line in ahead).encode("latin-1"), self.place(number))
+            for index, undecoded in chain(ahead, lines):
+                text = decode(undecoded.encode("latin-1"), self.place(index), encoding)
+                yield index, text.removeprefix("\ufeff") if index == 1 else text
+
+    def _lines(self) -> Iterator[tuple[int, str]]:
+        """The lines with a character for each byte where the encoding is not known yet."""
+        number = 0
         try:
-            with io.TextIOWrapper(self._file, encoding or "latin-1", newline="") as text:  # each byte is a character
+            with io.TextIOWrapper(self._file, self.encoding or "latin-1", newline="") as text:
                 while line := text.readline(MAX_LINE + 1):
-                    number, content = number + 1, line.encode("utf-8" if encoding else "latin-1")
+                    number += 1
                     where = self.place(number)
-                    if len(content) > MAX_LINE:
+                    if len(line) > MAX_LINE:
                         raise FedKSeedError(f"{where}: a line has at most {MAX_LINE:,} bytes; is it a data file?")
-                    self._room -= len(content)
+                    self._room -= len(line)
                     self.require(self._room >= 0 and number <= MAX_ROWS, where, "line")
-                    yield number, content.removeprefix(BOM) if number == 1 else content
+                    yield number, line
         except UnicodeError as error:
-            raise FedKSeedError(f"{self.place(number + 1)}: not valid {encoding}{REMEDY}") from error
+            raise FedKSeedError(f"{self.place(number + 1)}: not valid {self.encoding}{REMEDY}") from error
 
     def whole(self) -> str:
-        content, encoding = bytearray(), self.encoding
+        content = bytearray()
         while piece := self._file.read(PIECE):  # a read of all that is allowed would take that much memory first
             content += piece
             self.require(len(content) <= self._room, str(self.path), "row")
-        try:
-            return content.decode(encoding or "utf-8-sig")
-        except UnicodeDecodeError as error:
-            where = f"{self.path}, byte {error.start + 1:,}"
-            raise FedKSeedError(f"{where}: not valid {encoding or 'UTF-8'}{REMEDY}") from error
+        encoding = self.encoding or self._guess(content, str(self.path))
+        return decode(content, str(self.path), encoding).removeprefix("\ufeff")
+
+    def _guess(self, content: bytes | bytearray, where: str) -> str:
+        encoding, note = encoding_of(content, where)
+        self._notes += [note] if note else []
+        return encoding
 
     def place(self, number: int, unit: str = "line") -> str:
         return f"{self.path}, {unit} {number}"
@@ -187,13 +207,13 @@ def _open(path: Path, packing: str) -> Any:  # a buffered reader
     return io.BufferedReader(pyarrow.CompressedInputStream(path.open("rb"), "zstd"))  # a name may be no Unicode
 
 
-def _unpacked_rows(path: Path, ending: str, packing: str, columns: Iterable[str]) -> Placed:
+def _unpacked_rows(path: Path, ending: str, packing: str, table: "_Names") -> Placed:
     try:
         with _open(path, packing) as file:
-            unpacked = _Unpacked(path, packing, file)
+            unpacked = _Unpacked(path, packing, file, table.notes)
             begin = file.peek(4096).decode(unpacked.encoding or "utf-8-sig", errors="ignore")
             if ending in (".csv", ".tsv"):
-                yield from _separated_values(unpacked, "\t" if ending == ".tsv" else SEPARATORS, columns)
+                yield from _separated_values(unpacked, "\t" if ending == ".tsv" else SEPARATORS, table)
             elif begin.lstrip()[:1] == "[":
                 yield from _json_array(unpacked, unpacked.whole())
             elif ending == ".json" and OBJECT.match(begin):
@@ -206,11 +226,10 @@ def _unpacked_rows(path: Path, ending: str, packing: str, columns: Iterable[str]
         raise FedKSeedError(f"the data file {path} can't be read: {error}") from error
 
 
-def _json_line(line: bytes, where: str) -> Any:
+def _json_line(line: str, where: str) -> Any:
     """The row of a line, or the error of one that can't be parsed."""
-    decode(line, where)  # another encoding is refused, and is no fault of one row
     try:
-        return parse(line, where, "mend or remove the line")
+        return _parse(line, where, "mend or remove the line")
     except FedKSeedError as error:
         return error
 
@@ -218,7 +237,7 @@ def _json_line(line: bytes, where: str) -> Any:
 def _json_object(unpacked: _Unpacked) -> Placed:
     """The rows in a list of an object, as {"data": [...]}; or the one row that the object is."""
     text = unpacked.whole()
-    whole = parse(text.encode(), str(unpacked.path), "mend the file")
+    whole = _parse(text, str(unpacked.path), "mend the file")
     lists = [key for key, cell in whole.items() if isinstance(cell, list) and key in WRAPPERS]
     others = [key for key, cell in whole.items() if isinstance(cell, list | dict) and key not in lists[:1]]
     if not lists:
@@ -265,48 +284,95 @@ def _skip_space(text: str, at: int) -> int:
 
 
 def _lines_of_rows(unpacked: _Unpacked) -> Iterator[str]:
-    """The decoded lines of rows that can have several; whoever reads them sets `row_bytes` to 0 after each row."""
+    """The lines of rows that can have several; whoever reads them sets `row_bytes` to 0 after each row."""
     for number, line in unpacked.lines():
         unpacked.row_bytes += len(line)
         where = unpacked.place(number)
         if unpacked.row_bytes > MAX_LINE:
             raise FedKSeedError(f"{where}: a row has at most {MAX_LINE:,} bytes; is a closing quote missing?")
-        if b"\0" in line:
-            raise FedKSeedError(f"{where}: a NUL byte, as UTF-16 has and damaged files{REMEDY}")
-        yield decode(line, where)
+        if "\0" in line:
+            raise FedKSeedError(f"{where}: a NUL byte, as damaged files have{REMEDY}")
+        yield line
 
 
-def _separated_values(unpacked: _Unpacked, separators: str, columns: Iterable[str]) -> Placed:
-    """Rows of CSV, by the names in the first line, which is after a line as "sep=;" where there is one."""
-    lines = _lines_of_rows(unpacked)
-    first, before = next(lines, ""), 0
-    if named := SEPARATOR_LINE.fullmatch(first):
-        first, separators, before = next(lines, ""), named[1], 1
-    separator = _separator(first, separators, columns)
-    reader, number, header = csv.reader(chain([first], lines), delimiter=separator, strict=True), before, list[str]()
-    names = list[str]()
-    limit_before = csv.field_size_limit(MAX_LINE)  # the process's: 131,072 by default, less than a document
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The names of a table's columns: those that are expected, and the place where they stand."""
+
+    source: str
+    expected: Columns
+    notes: list[str]
+
+    def separator(self, head: Sequence[str], separators: str) -> str:
+        """The separator that gives the first line the most known names, or else another; of such the first the most."""
+        known = {simplified(name) for name in (*names_of(self.expected), *KNOWN_NAMES)}
+
+        def suits(separator: str) -> tuple[int, int, int]:
+            lines = [next(csv.reader([line[:LONGEST_NAMES]], delimiter=separator), []) for line in head]
+            first, *others = (len(known.intersection(map(simplified, names))) for names in lines)
+            return first, max(others, default=0), len(lines[0])
+
+        return max(separators, key=suits)
+
+    def rows(self, records: Iterable[tuple[str, list[str]]], remedy: str) -> Placed:
+        """The records below the names, which are the first that fit a layout, or else the first."""
+        records = (record for record in records if any(map(str.strip, record[1])))  # of others nothing is lost
+        head = list(islice(records, HEAD))
+        above, _ = self.header([names for _, names in head])
+        if above:
+            self.notes.append(f"{above} line{'s' * (above > 1)} above the names of columns not used")
+        place, header = head[above] if head else ("", [])
+        if twice := [name for name, count in Counter(header).items() if name and count > 1]:
+            raise FedKSeedError(f"{self.source}, {place}: two columns have the name {twice[0]!r}; rename one")
+        nameless = [k for k, name in enumerate(header) if not name]
+        names = [name or f"column {k + 1}" * (len(nameless) > 1) for k, name in enumerate(header)]
+        for place, record in chain(head[above + 1 :], records):
+            if len(record) < len(header) or any(record[len(header) :]):
+                yield (
+                    place,
+                    FedKSeedError(
+                        f"{self.source}, {place}: {len(record)} fields, and the first line names {len(header)} columns "
+                        f"({', '.join(header)}); {remedy}"
+                    ),
+                )
+            else:
+                yield place, dict(zip(names, record, strict=False))
+
+    def header(self, head: Sequence[Sequence[str]]) -> tuple[int, tuple[str, ...]]:
+        """The index of the first record that a layout fits, below a title if it needs two columns, and these columns.
+
+        If there is none it is the first record, and no column.
+        """
+        for index, names in enumerate(head):
+            needed = needed_columns(names, self.expected)
+            if len(needed) > min(index, 1):
+                return index, needed
+        return 0, ()
+
+
+def _separated_values(unpacked: _Unpacked, separators: str, table: _Names) -> Placed:
+    """Rows of CSV, by the names in the first lines, which are after a line as "sep=;" where there is one."""
+    lines, head, before = _lines_of_rows(unpacked), list[str](), 0
+    for line in lines:
+        unpacked.row_bytes = 0
+        if not head and not before and (named := SEPARATOR_LINE.fullmatch(line)):
+            separators, before = named[1], 1
+            continue
+        head.append(line)
+        if len(head) == HEAD:
+            break
+    separator = table.separator(head or [""], separators)
+    limit_before = csv.field_size_limit((HEAD + 1) * MAX_LINE)  # the process's: 131,072 by default, less than a text
+    reader, number = csv.reader(chain(head, lines), delimiter=separator, strict=True), before
+
+    def records() -> Iterator[tuple[str, list[str]]]:
+        nonlocal number
+        for record in reader:
+            unpacked.row_bytes, place, number = 0, f"line {number + 1}", before + reader.line_num
+            yield place, record
+
     try:
-        for row in reader:
-            unpacked.row_bytes, where, number = 0, unpacked.place(number + 1), before + reader.line_num
-            place = where.removeprefix(f"{unpacked.path}, ")
-            if not header:
-                header = row
-                if twice := [name for name, count in Counter(header).items() if name and count > 1]:
-                    raise FedKSeedError(f"{where}: two columns have the name {twice[0]!r}; rename one")
-                nameless = [k for k, name in enumerate(header) if not name]
-                names = [name or f"column {k + 1}" * (len(nameless) > 1) for k, name in enumerate(header)]
-            elif any(map(str.strip, row)) or len(row) >= max(2, len(header)):  # else it is a blank line
-                if len(row) < len(header) or any(row[len(header) :]):
-                    yield (
-                        place,
-                        FedKSeedError(
-                            f"{where}: {len(row)} fields, and the first line names {len(header)} columns "
-                            f"({', '.join(header)}); put fields with {separator!r}, quotes or line breaks into quotes"
-                        ),
-                    )
-                else:
-                    yield place, dict(zip(names, row, strict=False))
+        yield from table.rows(records(), f"put fields with {separator!r}, quotes or line breaks into quotes")
     except csv.Error as error:
         raise FedKSeedError(
             f"{unpacked.place(number + 1)}: not valid CSV ({error}); mend its quotes and end"
@@ -315,17 +381,27 @@ def _separated_values(unpacked: _Unpacked, separators: str, columns: Iterable[st
         csv.field_size_limit(limit_before)
 
 
-def _separator(first: str, separators: str, columns: Iterable[str]) -> str:
-    """The separator that gives a first line the most columns with expected names, and of such the most columns."""
-    expected = set(
-        map(normalised, [*columns, *(name for layout in LAYOUTS.values() for name in layout.columns.values())])
-    )
-
-    def suits(separator: str) -> tuple[int, int]:
-        names = next(csv.reader([first], delimiter=separator), [])
-        return len(expected.intersection(map(normalised, names))), len(names)
-
-    return max(separators, key=suits)
+def _sheets(path: Path, table: _Names) -> Placed:
+    """The rows of the sheets whose columns fit a layout, or else of the longest; the others are named in the notes."""
+    room = min(MAX_BYTES, max(MAX_SMALL, MAX_RATIO * path.stat().st_size))
+    sheets = sheets_of(path, room)
+    filled = {sheet.name: [row for row in sheet.rows if any(row)] for sheet in sheets}
+    needed = {name: table.header(rows[:HEAD])[1] for name, rows in filled.items()}
+    shown = [sheet for sheet in sheets if not sheet.hidden]
+    used = [sheet for sheet in shown if needed[sheet.name]] or sorted(shown, key=lambda sheet: -len(sheet.rows))[:1]
+    if sheets and not shown:
+        raise FedKSeedError(f"{path} has rows in hidden sheets alone; show the one that is meant")
+    if len({needed[sheet.name] for sheet in used}) > 1:
+        names = " and ".join(f"{sheet.name!r} ({', '.join(needed[sheet.name])})" for sheet in used)
+        raise FedKSeedError(f"{path}: the sheets {names} have different columns; save each as a file of its own")
+    table.notes.append(f"sheet{'s' * (len(used) > 1)} {', '.join(repr(sheet.name) for sheet in used)}")
+    for sheet in sheets:
+        if sheet not in used:
+            hidden, count = "hidden " * sheet.hidden, len(filled[sheet.name])
+            table.notes.append(f"{hidden}sheet {sheet.name!r} not used ({count:,} row{'s' * (count > 1)})")
+    for sheet in used:
+        within = f"sheet {sheet.name!r}, " if len(shown) > 1 else ""
+        yield from table.rows(((f"{within}row {k}", row) for k, row in enumerate(sheet.rows, 1)), "name the others")
 
 
 def _table(source: str, kind: str) -> Placed:

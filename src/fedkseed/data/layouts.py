@@ -1,14 +1,15 @@
 """Layouts of rows: which columns hold what, and the examples that they make."""
 
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, time
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from unicodedata import normalize
 
 from ..errors import FedKSeedError
@@ -49,6 +50,10 @@ UNREAD_COLUMNS = MEDIA | {
 }
 UNWANTED = "answers marked as not wanted, for preference tuning, can't be learned; remove the row, or rename the column"
 AFTER, SKIPPED = "messages after the last answer", "rows that a flag leaves out"  # counts that are no key's
+
+
+# Field -> the name of its column, or its names in files that differ, as {"instruction": ("question", "Frage")}.
+Columns: TypeAlias = Mapping[str, str | Sequence[str]]
 
 
 class Turn(NamedTuple):
@@ -106,15 +111,15 @@ class RowLayout:
         def text_of(field: str) -> str:
             """The text of a field; none where the row has no such column, null or NaN."""
             cell = row.get(columns[field])
-            cell = _as_text(cell) if field in ("response", "category") else cell
+            cell = as_text(cell) if field in ("response", "category") else cell
             return "" if _missing(cell) else text(cell, where, columns[field])
 
         if self.missing(row):
             refusal = self.refusal(row, where)
             raise FedKSeedError(
-                f"{refusal}. Columns are {EXPECTED}; a file of CSV names them in its first line. Else [data] columns "
-                "gives their names, as columns = {instruction = 'question', response = 'answer'}, as options of "
-                "`fedkseed init` do: --column instruction=question --column response=answer"
+                f"{refusal}. Columns are {EXPECTED}, or usual names as question and answer; CSV names them in its "
+                "first line. Else [data] columns gives their names, as columns = {instruction = 'Subject', response = "
+                "'Body'}, as options of `fedkseed init` do: --column instruction=Subject --column response=Body"
             )
         if alike := _alike(tuple(self.columns.values()), tuple(row)):
             raise FedKSeedError(
@@ -171,7 +176,7 @@ class RowLayout:
 
     def client(self, row: Mapping[str, Any]) -> str:
         """The name of the client that a row belongs to; empty where none is given."""
-        name = _as_text(row.get(_as_written(self.columns, row)["client"]))
+        name = as_text(row.get(_as_written(self.columns, row)["client"]))
         return tidy(name) if isinstance(name, str) else ""
 
 
@@ -183,7 +188,7 @@ def _empty(value: Any) -> bool:
     return _missing(value) or (isinstance(value, str | list | dict | tuple) and not value)
 
 
-def _as_text(value: Any) -> Any:
+def as_text(value: Any) -> Any:
     """A number, a truth value, a date or a time as text, so that 1 and 1.0 are one label; all else as it is."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -255,7 +260,7 @@ def _turn(message: Any, where: str, mask: Any, counts: Counter[str]) -> Turn:
     content = cells.pop(name, "")
     flags = {key: cells.pop(key) for key in FLAGS if key in cells} | ({} if mask is None else {"loss_mask": mask})
     counts.update(f"{key} of messages" for key in cells)
-    words = _content(_as_text(content) if role == ASSISTANT else content, where, name, counts)
+    words = _content(as_text(content) if role == ASSISTANT else content, where, name, counts)
     return Turn(role, words, _is_counted(flags, role, where))
 
 
@@ -358,6 +363,25 @@ LAYOUTS = {
     for name, (title, columns) in USUAL.items()
 }
 FIELDS = tuple(dict.fromkeys(field for layout in LAYOUTS.values() for field in layout.columns))
+# Field -> names of its column in English, German, French, Spanish and Italian, as `simplified`: for files whose columns
+# no layout has.
+COMMON_NAMES = {
+    "instruction": "instruction instructions prompt input question questions query request q problem issue "
+    "frage fragen anfrage anliegen aufgabe anweisung demande requete consigne probleme pregunta preguntas consulta "
+    "solicitud instruccion problema domanda domande richiesta istruzione quesito",
+    "response": "response responses completion output answer answers reply a solution antwort antworten losung loesung "
+    "reponse reponses respuesta respuestas contestacion solucion risposta risposte soluzione",
+    "context": "context kontext contexte contexto contesto",
+    "category": "category kategorie categorie categoria",
+}
+COMMON = {field: frozenset(names.split()) for field, names in COMMON_NAMES.items()}
+KNOWN_NAMES = {name for layout in LAYOUTS.values() for name in layout.columns.values()}.union(*COMMON.values())
+# Answers that stand for none, as `simplified`: "n/a", "k. A.", "s. d." …
+PLACEHOLDERS = {
+    "na", "nv", "nan", "nil", "null", "none", "tbd", "tba", "todo", "ka", "keine", "keineangabe", "entfallt", "offen",
+    "nd", "neant", "aucun", "aucune", "ninguno", "ninguna", "nessuno", "nessuna",
+}  # fmt: skip
+MARKS_ALONE = re.compile(r"[-–—_.…/?*\s]+|#\S+[!?]")  # a dash or dots; an error of a cell, as #REF!
 EXPECTED = ", or ".join(f"{' and '.join(layout.needed_columns)} ({name})" for name, layout in LAYOUTS.items())
 
 
@@ -367,20 +391,57 @@ def normalised(column: str) -> str:
     return normalize("NFC", tidy(column).casefold())
 
 
-def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, where: str) -> RowLayout:
+@lru_cache(maxsize=1 << 12)
+def simplified(text: str) -> str:
+    """The letters and digits of a text without accents and case, as names of COMMON are compared."""
+    return "".join(filter(str.isalnum, normalize("NFKD", text.casefold())))
+
+
+def is_placeholder(answer: str) -> bool:
+    """Whether a text is none, as "n/a" or "-"."""
+    words = answer.strip()
+    return len(words) < 20 and (simplified(words) in PLACEHOLDERS or MARKS_ALONE.fullmatch(words) is not None)
+
+
+def names_of(columns: Columns, fields: Iterable[str] = ()) -> list[str]:
+    """The names of columns that a recipe gives, for some fields or for all."""
+    each = (columns[field] for field in fields or columns if field in columns)
+    return [name for names in each for name in ([names] if isinstance(names, str) else names)]
+
+
+def needed_columns(names: Sequence[str], named: Columns) -> tuple[str, ...]:
+    """The needed columns of the layout that a file's names fit; empty if none does."""
+    row = dict.fromkeys(names)
+    with suppress(FedKSeedError):
+        layout = fit(row, named, None, "")
+        return () if layout.missing(row) else layout.needed_columns
+    return ()
+
+
+def fit(row: Mapping[str, Any], columns: Columns, layout: str | None, where: str) -> RowLayout:
     """The layout of a file by the columns of its first row; names of columns are compared as `normalised`.
 
     Args:
-        named: field -> the name of its column, as a recipe gives it. A recipe may have files with other columns, too:
-            one that has none of these is read by the layouts' own names.
+        columns: as a recipe gives them. A recipe may have files with other columns, too: one that has none of these is
+            read by the layouts' own names, or by those of COMMON.
         layout: the layout that a recipe names; None: the one that fits.
 
     Raises:
-        FedKSeedError: no layout fits, or several do.
+        FedKSeedError: no layout fits, or several do, or several columns could be one field's.
     """
-    if unknown := sorted(set(named) - set(FIELDS)):
+    if unknown := sorted(set(columns) - set(FIELDS)):
         raise FedKSeedError(f"[data] columns: no field is called {unknown[0]!r}; fields are {', '.join(FIELDS)}")
-    there = {field for field, column in _as_written(named, row).items() if column in row}
+    named, there = dict[str, str](), set[str]()
+    for field in columns:
+        names = names_of(columns, [field])
+        here = [name for name in names if _as_written({field: name}, row)[field] in row]
+        if len(here) > 1:
+            raise FedKSeedError(
+                f"{where}: {' and '.join(here)} are names of {field} in [data] columns, and columns of one file; "
+                "leave one out"
+            )
+        named[field] = [*here, *names][0]
+        there.update([field] * len(here))
     usual = [
         candidate for name, candidate in LAYOUTS.items() if layout in (None, name) and there <= set(candidate.columns)
     ]
@@ -392,6 +453,8 @@ def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, wh
     if not fitting and not there.intersection(REQUIRED):
         optional = {field: column for field, column in named.items() if field not in REQUIRED}
         fitting = [_renamed(candidate, optional) for candidate in usual if not candidate.missing(row)]
+    if layout in (None, "instruction") and {own.name for own in fitting} <= {"text"} - ({"text"} & there):
+        fitting = _common(row, {field: named[field] for field in there}, where) or fitting
     if not fitting:  # the `example` of the nearest names the missing columns
         return max(candidates, key=lambda near: len(near.needed_columns) - len(near.missing(row)))
     # Two that take the same columns, as a recipe may name them, are one.
@@ -403,6 +466,26 @@ def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, wh
             f"= {names[0]!r}"
         )
     return fitting[0]
+
+
+def _common(row: Mapping[str, Any], named: Mapping[str, str], where: str) -> list[RowLayout]:
+    """The layout of instructions by the common names of a file's columns, where there is one for both needed fields."""
+    taken, found = set(_as_written(named, row).values()), dict[str, list[str]]()
+    for field, names in COMMON.items():
+        own = [column for column in row if column not in taken and simplified(column) in names]
+        found[field] = [named[field]] if field in named else own
+    if not found["instruction"] or not found["response"]:
+        return []
+    for field in ("instruction", "response"):
+        if len(found[field]) > 1:
+            first, *others = found[field]
+            raise FedKSeedError(
+                f"{where}: each of the columns {', '.join([first, *others])} could be the {field}; say which, as "
+                f"[data] columns = {{{field} = {first!r}}}, as options of `fedkseed init` do: --column {field}={first}"
+            )
+    chosen = {field: columns[0] for field, columns in found.items() if len(columns) == 1}
+    layout = _renamed(LAYOUTS["instruction"], {**named, **chosen})
+    return [replace(layout, title=f"{layout.title} ({chosen['instruction']}, {chosen['response']})")]
 
 
 def _as_written(columns: Mapping[str, str], row: Mapping[str, Any]) -> dict[str, str]:

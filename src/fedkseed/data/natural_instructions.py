@@ -20,8 +20,9 @@ from typing import Literal
 from ..errors import FedKSeedError, first_line
 from ..files import read_whole
 from ..randomness import Purpose, generator
-from .file_formats import decode, parse
+from .file_formats import parse
 from .layouts import Example, text
+from .text_encodings import decode
 
 LISTS = ("splits/default/train_tasks.txt", "splits/default/test_tasks.txt")
 TRAINING, TEST = 20, 2  # per cent of a task's examples

@@ -1,7 +1,7 @@
 """Reader of data: files of many formats and layouts, folders of them, and the samples of the package."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import FedKSeedError
 from .file_formats import READABLE, SAMPLES, format_of, is_saved, open_rows
-from .layouts import AFTER, LAYOUTS, SKIPPED, Example, RowLayout, fit, normalised
+from .layouts import AFTER, LAYOUTS, SKIPPED, Columns, Example, RowLayout, fit, is_placeholder, names_of, normalised
 
 FAULTS_SHOWN = 20  # faulty rows in an error; of more, their number
 NAMES_SHOWN = 8  # unused columns and keys in a line; of more, their number
@@ -32,6 +32,7 @@ class DataFile:
     lacking: list[str] = field(default_factory=list)  # columns that a recipe names and no row has
     columns: list[str] = field(default_factory=list)  # those of the first row
     faults: list[str] = field(default_factory=list)  # of rows that can't be used, as "line 3: the reason"
+    notes: list[str] = field(default_factory=list)  # what was guessed, and sheets and lines that are not used
     leaves_out: bool = False  # whether the owner has asked to leave such rows out
 
     def add_fault(self, error: FedKSeedError) -> None:
@@ -62,9 +63,8 @@ def remarks(files: Sequence[DataFile], *more: str) -> str:
     counts = sum((file.unused for file in files), Counter[str]())
     skipped, after = counts.pop(SKIPPED, 0), counts.pop(AFTER, 0)
     empty = sum(file.empty for file in files)
-    unasked = sum(
-        not (e.instruction.strip() or e.context or e.turns or e.plain) for file in files for e in file.examples
-    )
+    doubts = Counter(doubt_of(example) for file in files for example in file.examples)
+    notes = [note if len(files) == 1 else f"{file.name} {note}" for file in files for note in file.notes]
     repeated = sum(len(file.examples) - len(set(file.examples)) for file in files)
     faults = [fault if len(files) == 1 else f"{file.name}, {fault}" for file in files for fault in file.faults]
     unused = [f"{name} ({count:,})" for name, count in counts.items()]
@@ -73,9 +73,11 @@ def remarks(files: Sequence[DataFile], *more: str) -> str:
     clients = sorted({client for file in files for client in file.clients}, key=lambda name: (name.casefold(), name))
     alike = [pair for pair in pairwise(clients) if len(set(map(str.casefold, pair))) == 1]
     words = (
+        *notes[:NAMES_SHOWN],
+        f"and {len(notes) - NAMES_SHOWN:,} more of the kind" if len(notes) > NAMES_SHOWN else "",
         f"{empty:,} without a response left out" if empty else "",
         f"{skipped:,} left out by their flag" if skipped else "",
-        f"{unasked:,} without a question" if unasked else "",
+        f"{said} ([data] leave_out_faulty = true leaves such rows out)" if (said := counted(doubts)) else "",
         f"{repeated:,} repeated" if repeated else "",
         *more,
         f"{after:,} {AFTER} left out" if after else "",
@@ -86,11 +88,24 @@ def remarks(files: Sequence[DataFile], *more: str) -> str:
     return f"; {', '.join(filter(None, words))}" if any(words) else ""
 
 
+def doubt_of(example: Example) -> str:
+    """The reason why an example should perhaps not be learned; empty for most."""
+    asked, answer = example.instruction.strip(), example.response.strip()
+    if not (asked and not is_placeholder(asked)) and not (example.context or example.turns or example.plain):
+        return "without a question"
+    return f"with the answer {answer!r}" if is_placeholder(answer) and not example.plain else ""
+
+
+def counted(doubts: Counter[str]) -> str:
+    """Doubts and their numbers, as "2 without a question, 1 with the answer 'n/a'"."""
+    return ", ".join(f"{count:,} {doubt}" for doubt, count in doubts.items() if doubt)
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
     """The way in which a recipe wants files to be read."""
 
-    columns: Mapping[str, str] = field(default_factory=dict)  # names that differ, as in {"instruction": "question"}
+    columns: Columns = field(default_factory=dict)  # names that differ, as in {"instruction": "question"}
     layout: str | None = None  # a name of `LAYOUTS`; None: the one that fits the columns of each file
     strict: bool = False  # refuse rows without a response and repeated ones; else leave out the first, and count both
     leave_out_faulty: bool = False  # leave out rows that can't be read, and count them; else refuse the file
@@ -101,10 +116,11 @@ class Reader:
         Raises:
             FedKSeedError: it is missing or damaged, or a row is broken (the text names its place).
         """
-        place_of_file, rows = open_rows(source, self.columns.values())
-        file = DataFile(name or (source if source in SAMPLES else Path(source).name), place_of_file)
+        notes = list[str]()
+        place_of_file, rows = open_rows(source, self.columns, notes)
+        file = DataFile(name or (source if source in SAMPLES else Path(source).name), place_of_file, notes=notes)
         file.leaves_out = self.leave_out_faulty
-        lacking = {normalised(column): column for column in self.columns.values()}
+        lacking = {normalised(column): column for column in names_of(self.columns)}
         first_places, refused = dict[Example, str](), list[str]()
         misfit: tuple[RowLayout, dict[str, Any], str] | None = None  # the first row with columns of no layout
         try:
@@ -156,10 +172,12 @@ class Reader:
         file.unused.update(counts)
         if counts[SKIPPED]:
             return
-        is_empty = not example.response.strip()
+        is_empty, doubt = not example.response.strip(), doubt_of(example)
         first = first_places.setdefault(example, place) if self.strict else place
-        if self.strict and (is_empty or first != place):
-            same = f"the row is the same as that of {first}"
+        if self.leave_out_faulty and doubt and not is_empty:
+            raise FedKSeedError(f"{where}: a row {doubt}")
+        if self.strict and (is_empty or doubt or first != place):
+            same = f"a row {doubt}" if doubt else f"the row is the same as that of {first}"
             refused.append(f"{place}: " + ("the response is empty, so there is nothing to learn" if is_empty else same))
         elif is_empty:
             file.empty += 1
@@ -186,7 +204,7 @@ class Reader:
         clients, refusals = dict[str, list[DataFile]](), list[str]()
         for name, entry in zip(names, entries, strict=True):
             clients[name] = []
-            for file in _data_files(entry):
+            for file in _data_files(entry, refusals):
                 try:
                     clients[name].append(self.file(str(file), str(file.relative_to(path))))
                 except FedKSeedError as refusal:
@@ -224,7 +242,7 @@ def require_columns(files: Sequence[DataFile]) -> None:
         )
 
 
-def read(source: str, columns: Mapping[str, str] | None = None) -> list[Example]:
+def read(source: str, columns: Columns | None = None) -> list[Example]:
     """All examples of a file; rows without a response are left out.
 
     Args:
@@ -246,18 +264,19 @@ def is_here(source: str) -> bool:
 
 
 def _visible(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    """The entries of a folder, without hidden ones and those by which Excel marks an open file."""
+    return sorted(entry for entry in path.iterdir() if not entry.name.startswith((".", "~$")))
 
 
-def _data_files(entry: Path) -> list[Path]:
-    """A data file, or those of a client's folder; all else is refused by its name."""
+def _data_files(entry: Path, refusals: list[str]) -> list[Path]:
+    """A data file, or those of a client's folder; all else is refused by its name, in `refusals`."""
     inside = _visible(entry) if entry.is_dir() and not is_saved(entry) else [entry]
-    for file in inside:
-        if not is_saved(file) and (file.is_dir() or format_of(file.name) is None):
-            raise FedKSeedError(
-                f"{file} is no data file ({READABLE}), and data of a client must not be left out in silence: convert "
-                "it, or move it out of the folder"
-            )
+    others = [file for file in inside if not is_saved(file) and (file.is_dir() or format_of(file.name) is None)]
+    refusals += [
+        f"{file} is no data file ({READABLE}), and data of a client must not be left out in silence: convert it, or "
+        "move it out of the folder"
+        for file in others
+    ]
     if not inside:
-        raise FedKSeedError(f"the folder of a client, {entry}, holds no data files; remove it or put {READABLE} there")
-    return inside
+        refusals.append(f"the folder of a client, {entry}, holds no data files; remove it or put {READABLE} there")
+    return [file for file in inside if file not in others]

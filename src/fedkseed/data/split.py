@@ -12,7 +12,7 @@ from ..randomness import Purpose, generator
 from ..recipe.schema import DataTable, Recipe
 from .batches import Encoded
 from .file_formats import is_saved
-from .layouts import Example
+from .layouts import Example, names_of
 from .natural_instructions import subsample
 from .sources import DataFile, Reader, require_columns
 
@@ -63,7 +63,7 @@ def read_source(recipe: Recipe) -> SourceRows:
     rows = [row for owner, each in enumerate(files_of.values()) for row in rows_of(each, owner)]
     if split == "column":
         (file,) = files
-        column = recipe.data.columns.get("client", "client")
+        column = " or ".join(names_of(recipe.data.columns, ["client"])) or "client"
         if not any(file.clients):
             raise FedKSeedError(
                 f"{file.place(0)}: no client is named; [clients] split = 'column' takes it from the column {column!r}, "

@@ -16,8 +16,8 @@ import tomlkit
 from ..data.encoder import MAX_TOKENS, Encoder, context_of
 from ..data.federated import ClientShares, share_out
 from ..data.file_formats import open_rows
-from ..data.layouts import CONVERSATIONS, LAYOUTS, normalised
-from ..data.sources import DataFile, Reader, require_columns
+from ..data.layouts import CONVERSATIONS, LAYOUTS, Columns, names_of, normalised
+from ..data.sources import DataFile, Reader, counted, doubt_of, require_columns
 from ..data.split import DEFAULT_CATEGORY, is_folder, rows_of
 from ..errors import FedKSeedError
 from ..models.place import require_there
@@ -56,7 +56,7 @@ class DataSummary:
     """The size and the kind of some data."""
 
     source: str
-    columns: dict[str, str]  # field -> the column that the user has named for it
+    columns: Columns  # those that the user has named
     rows: int
     categories: dict[str, int]  # name -> rows; empty where rows have none
     labels: int  # different responses
@@ -68,6 +68,7 @@ class DataSummary:
     date: datetime.date | None = None  # that it writes
     max_tokens: int = MAX_TOKENS
     too_long: int = 0  # rows over `max_tokens`, which a run leaves out
+    doubts: str = ""  # numbers of rows without a question, or with an answer as "n/a"
 
     @property
     def task(self) -> str:
@@ -92,7 +93,7 @@ class FirstRecipe:
 
 def first_recipe(
     source: str,
-    columns: dict[str, str],
+    columns: Columns,
     model: str,
     *,
     task: str | None,
@@ -135,7 +136,7 @@ def first_recipe(
     return FirstRecipe(data, text, recipe, tokenizer, share_out(recipe, tokenizer))  # refuses what a run would refuse
 
 
-def summary(source: str, columns: dict[str, str], tokenizer: Any, algorithm: str = "fedkseed-backprop") -> DataSummary:
+def summary(source: str, columns: Columns, tokenizer: Any, algorithm: str = "fedkseed-backprop") -> DataSummary:
     """Read the data and measure it; refused where it can't be read, or has fewer than ROWS_A_CLIENT rows.
 
     Lengths are those in the words of the recipe. All rows are within its limit where the longest has MAX_TOKENS or
@@ -164,10 +165,11 @@ def summary(source: str, columns: dict[str, str], tokenizer: Any, algorithm: str
         date=encoder.wording.date,
         max_tokens=limit,
         too_long=0 if texts else sum(size > limit for size in sizes),
+        doubts=counted(Counter(map(doubt_of, rows))),
     )
 
 
-def _files_of(source: str, columns: dict[str, str]) -> list[list[DataFile]]:
+def _files_of(source: str, columns: Columns) -> list[list[DataFile]]:
     """The files of each client in a folder, or one file; refused if they have fewer than ROWS_A_CLIENT rows."""
     reader = Reader(columns)
     clients = [*reader.folder(source).values()] if is_folder(source) else [[reader.file(source)]]
@@ -199,23 +201,23 @@ def _worded(files: Sequence[DataFile], tokenizer: Any, algorithm: str) -> tuple[
     return encoder_of("paper"), f"the wording of the paper, {why}"
 
 
-def _owner_column(source: str, columns: Mapping[str, str]) -> tuple[str, int] | None:
+def _owner_column(source: str, columns: Columns) -> tuple[str, int] | None:
     """The column of a file that looks most like the owner of a row, and the number of its different values.
 
     Its name has one of OWNER_WORDS as a word, every row has a value, few are different, and each is there again and
     again. The column that `columns` names for the client is taken whatever it is.
     """
     counts, total = dict[str, Counter[str]](), 0
-    for _, row in open_rows(source)[1]:
+    for _, row in open_rows(source, columns)[1]:
         total += 1
         for column, value in row.items() if isinstance(row, dict) else ():
             if isinstance(value, str | int) and not isinstance(value, bool) and (text := str(value).strip()):
                 counts.setdefault(str(column), Counter())[text] += 1
     if "client" in columns:
-        candidates = [column for column in counts if normalised(column) == normalised(columns["client"])]
+        candidates = [name for name in counts if normalised(name) in map(normalised, names_of(columns, ["client"]))]
     else:
         layouts = [columns, *(layout.columns for layout in LAYOUTS.values())]
-        used = {normalised(name) for names in layouts for name in names.values()} - {"client"}
+        used = {normalised(name) for named in layouts for name in names_of(named)} - {"client"}
         candidates = [
             column
             for column, values in counts.items()
@@ -257,6 +259,7 @@ def draft(
     held_out = max(2, min(64, of_category or round(HELD_OUT * data.rows)))  # as many rows as a run holds out
     uneven = len(data.categories) > 1
     split = "files" if data.files or network else "column" if named else "dirichlet" if uneven else "even"
+    leaves_out = data.doubts and task == "answers"  # among labels "none" may be one
     splits = {
         "files": "each client has a file of its own" if network else "one client for each file of the folder",
         "column": f"one client for each of the {count} values of that column",
@@ -272,6 +275,7 @@ def draft(
         "\n[data]",
         f"source = {_toml(data.source)}",
         *([f"columns = {_toml(data.columns)}"] if data.columns else []),
+        *([f"leave_out_faulty = true # {data.doubts}; false: they are trained on"] if leaves_out else []),
         f"template = {_toml(data.template)} # {data.why}; others: `fedkseed docs data`",
         *([f"date = {data.date} # that the chat template writes"] if data.date else []),
         f"max_tokens = {data.max_tokens} # examples have {usual} tokens as the median, {long} at 95 %, {longest} at "
@@ -378,9 +382,9 @@ def _number(rate: float) -> str:
     return f"{rate:g}".replace("e-0", "e-")
 
 
-def _owners_as_clients(column: str, count: int, named: dict[str, str]) -> list[str]:
+def _owners_as_clients(column: str, count: int, named: Columns) -> list[str]:
     """Comment lines that propose a column as the clients."""
-    columns = named | ({"client": column} if normalised(column) != "client" else {})
+    columns = {**named, **({"client": column} if normalised(column) != "client" else {})}
     return [
         f"# The column {column!r} has {count} values, each in several rows: are they the parties that hold the rows?",
         "# Then, in place of split and count:",
@@ -389,8 +393,8 @@ def _owners_as_clients(column: str, count: int, named: dict[str, str]) -> list[s
     ]
 
 
-def _toml(value: str | dict[str, str]) -> str:
+def _toml(value: str | Sequence[str] | Columns) -> str:
     """A value as TOML writes it, in one line."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {_toml(text)}" for key, text in value.items()) + " }"
     return tomlkit.item(value).as_string()

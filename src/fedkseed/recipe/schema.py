@@ -90,7 +90,8 @@ class DataTable(Table):
     protocol: Literal["paper", "official-code"] = "paper"  # where the two differ: see docs/data.md
     # Of rows; None: what fits the columns of each file. See docs/data.md.
     layout: Literal["instruction", "alpaca", "prompt-completion", "chat", "sharegpt", "text"] | None = None
-    columns: dict[str, str] = {}  # field (as instruction, response, category, client) -> its name in the file
+    # Field (as instruction, response, category, client) -> its name in the file, or a list of those in several files.
+    columns: dict[str, str | Annotated[list[str], Field(min_length=1)]] = {}
     strict: bool = False  # refuse rows without a response, repeated and too long ones, which are counted otherwise
     # true: rows that can't be read as their layout are left out and counted; else one is enough to refuse the file.
     leave_out_faulty: bool | None = None

@@ -231,8 +231,9 @@ NAMED = {"instruction": "question", "response": "answer"}
             NAMED,
             "such rows out ([data] of the file of --policy)",
         ),
-        ("frage,antwort\n" + "a?,b\n" * 12, {}, "found: frage, antwort"),
-        ("frage,antwort\n" + "a?,b\n" * 12, {}, "response = 'answer'} ([data] of the file of --policy)"),
+        ("stichwort,text a\n" + "a?,b\n" * 12, {}, "found: stichwort, text a"),
+        ("stichwort,text a\n" + "a?,b\n" * 12, {}, "response = 'Body'} ([data] of the file of --policy)"),
+        ("frage,anfrage,antwort\n" + "a?,b?,c\n" * 12, {}, "columns = {instruction = 'frage'} ([data] of the file"),
         ("", NAMED, "holds no examples"),
     ],
 )

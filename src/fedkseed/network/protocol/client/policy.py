@@ -27,7 +27,8 @@ Template = Literal["paper", "alpaca", "chat", "plain", "official-dolly", "offici
 class RowLimits(Table):
     """The view of the client's file: the owner's, and no server's."""
 
-    columns: dict[Column, str] = Field(default_factory=dict)  # field -> its name in the file
+    # Field -> its name in the file, or a list of those in several files.
+    columns: dict[Column, str | Annotated[list[str], Field(min_length=1)]] = Field(default_factory=dict)
     layout: Layout | None = None  # None: the one that fits the columns of the file
     leave_out_faulty: bool = False  # rows that can't be read are left out and counted; else they refuse the file
     # Categories that a recipe may hold out. The number of examples travels, so each one more tells a server how many
