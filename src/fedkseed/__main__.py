@@ -1,5 +1,18 @@
-"""Entry point of `python -m fedkseed`, which does the same as the command `fedkseed`."""
+"""Entry point of the command `fedkseed`, and of `python -m fedkseed`."""
 
-from .cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line, whose own modules are read here: Ctrl-C meanwhile is a line and an exit code, too."""
+    try:
+        from .cli import main as command
+
+        command()
+    except KeyboardInterrupt:
+        print("fedkseed: stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

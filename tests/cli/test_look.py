@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from fedkseed import Adapter
 from fedkseed.files import write_table
 from fedkseed.recipe.reading import load_recipe
+from fedkseed.report.terminal import console
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from fedkseed.weights.layout import Layout
@@ -60,6 +61,27 @@ def test_eval_finds_a_base_model_that_has_moved(finished, tmp_path, model_folder
     losses = Store(finished).evaluations()[3]["losses"]
     expected = f"after 3 rounds: held-out loss {sum(losses) / len(losses):.4f}"
     assert expected in fedkseed("eval", finished, "--model", tmp_path / "moved").output
+
+
+def test_a_terminal_without_room_for_all_columns_of_rounds_gets_the_first_and_is_told(finished, monkeypatch):
+    monkeypatch.setattr(console, "_force_terminal", True)
+    monkeypatch.setattr(console, "_height", 25)  # else a dumb terminal has 80 columns
+    for width in (75, 80, 300):
+        monkeypatch.setattr(console, "_width", width)
+        printed = fedkseed("rounds", finished).stdout
+        assert max(map(len, printed.splitlines()[:3])) <= width
+        assert ("no room here for: processor seconds" in printed) == (width < 300)
+        assert "virtual" not in printed, "clients are equally fast"
+        assert all(name in printed for name in ("clients", "local", "held-out", "round"))
+
+
+def test_runs_nearby_are_named_where_there_is_none(finished):
+    for command in (
+        ("rounds", finished.parent),
+        ("resume", finished.parent / "x"),
+        ("generate", finished.parent / "x", "y"),
+    ):
+        assert f"there are runs at {finished}" in refused(*command)
 
 
 def test_eval_refuses_what_it_would_not_read(finished, data_file):

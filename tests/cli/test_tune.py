@@ -49,7 +49,13 @@ def test_a_dry_run_counts_what_the_run_then_has_and_leaves_nothing(finished, rec
     reports = Store(finished).reports()
     assert found["bytes_up"] == max(report["bytes_up"] for report in reports)
     assert found["bytes_down"] >= max(report["bytes_down"] for report in reports) * 0.9  # of numbers that are random
-    assert (found["clients"], found["held_out"], found["rounds"], found["cohort"], found["steps"]) == (4, 8, 3, 2, 3)
+    assert (found["clients"], found["held_out"], found["rounds"], found["cohort"], found["steps"]) == (
+        4,
+        8,
+        3,
+        2,
+        [3, 3],
+    )
     shares = documented("preview", recipe_file)["clients"]
     assert [found["examples"][0], found["examples"][2]] == [f(one["examples"] for one in shares) for f in (min, max)]
     assert found["step_seconds"] > 0 < found["evaluation_seconds"]
@@ -60,6 +66,47 @@ def test_a_dry_run_counts_what_the_run_then_has_and_leaves_nothing(finished, rec
     printed = fedkseed("run", recipe_file, "--dry-run", *other).output
     assert "a run of fedavg, which was not begun" in printed
     assert "4 with" in printed
+
+
+def test_a_dry_run_measures_the_client_with_the_longest_examples(tmp_path, model_folder, recipe_file):
+    folder = tmp_path / "teams"
+    folder.mkdir()
+    for name, words in (("hr", 2), ("it", 4), ("legal", 30)):
+        rows = [{"instruction": f"Say {i}", "response": "on and " * words} for i in range(6)]
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    teams = ["--set", f"data.source={folder}", "--set", "clients.split=files", "--set", "clients.count="]
+    drawn = [
+        "--set",
+        "clients.alpha=",
+        "--set",
+        "clients.cohort=1",
+        "--set",
+        "data.held_out=0.1",
+        "--set",
+        "evaluation.examples=all",
+    ]
+    found = documented("run", recipe_file, *teams, *drawn, "--set", "data.max_tokens=400", "--dry-run")
+    assert found["slowest"] == "legal"
+    assert 0 < found["quickest_seconds"] <= found["step_seconds"]
+    steps, turns = 3, found["rounds"] * found["cohort"]
+    assert found["steps"] == [steps, steps]
+    evaluated = found["evaluations"] * found["evaluation_seconds"]
+    train = found["seconds"] - evaluated
+    assert turns * steps * found["quickest_seconds"] <= train <= turns * steps * found["step_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("recipe", "can't read the recipe {}/recipe: No such file; did you mean {}/recipe.toml?"),
+        ("recpie.toml", "did you mean {}/recipe.toml?"),
+        ("other/mine.toml", "write one: fedkseed init {}/other/mine.toml"),
+        ("", "it is no regular file but a folder; that is a run, which goes on by: fedkseed resume {}"),
+    ],
+)
+def test_a_recipe_that_is_not_there_is_told_what_may_have_been_meant(recipe_file, name, said):
+    place = recipe_file.parent / name
+    assert said.replace("{}", f"{recipe_file.parent}") in refused("run", place)
 
 
 def test_values_of_the_recipe_are_set_on_the_command_line(recipe_file, tmp_path):
@@ -267,10 +314,11 @@ def test_a_model_file_that_is_cut_short_is_refused(tmp_path, model_folder, data_
 def test_compare_prints_a_row_an_algorithm_and_knows_their_names(recipe_file):
     done = fedkseed("compare", recipe_file, "--algorithm", "fedprompt", "--algorithm", "fedkseed")
     assert done.exit_code == 0, done.output
-    rows = [line.split() for line in done.output.splitlines() if line.split()[-1:] == ["s"]]
+    rows = [line.split() for line in done.output.splitlines() if line.split()[-1:] in (["s"], ["ms"])]
     assert [row[0] for row in rows[-2:]] == ["fedprompt", "fedkseed"]
+    assert all(len(row) > 8 for row in rows[-2:]), "columns do not touch"
     own = Path(__file__).parents[2] / "docs" / "examples" / "strategy.py"
-    assert "measured" in fedkseed("compare", recipe_file, "--algorithm", f"{own}:median").output
+    assert f"{own}:median " in fedkseed("compare", recipe_file, "--algorithm", f"{own}:median").output
     refused = fedkseed("compare", recipe_file, "--algorithm", "fedsgd")
     assert refused.exit_code == 2
     assert "no algorithm is called 'fedsgd'; choose from fedkseed" in refused.output

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gguf import GGUFReader
 from typer.testing import CliRunner
 
 from fedkseed.cli import app
@@ -31,7 +32,7 @@ def block(label: str) -> str:
 def typed(commands: str, folder: Path) -> str:
     """The output of commands in a folder: those of fedkseed in this process, which saves seconds, others by a shell."""
     output = ""
-    for part in re.split(r"; (?=fedkseed|cp)|\n(?=for|fedkseed)", commands.strip()):
+    for part in re.split(r"; (?=fedkseed|cp)|\n(?=for|fedkseed|python)", commands.strip()):
         if not part.startswith("fedkseed "):
             output += shell(part, folder)
             continue
@@ -81,17 +82,15 @@ def letters(text: str) -> str:
 
 
 def test_llama_cpp_is_given_files_that_it_asks_in_the_tuned_words(folder):
-    """Its server is the same library's, in this process; the command line is not where tests run."""
-    first, tuned, base = block("By llama.cpp").splitlines()
-    if not (folder / "tuned").exists():
-        typed(block("By transformers").partition("; ")[0], folder)
-    typed(first, folder)
-    template = folder / re.search(r"--chat-template-file (\S+)", base)[1]
+    (folder / "docs").symlink_to(ROOT / "docs")
+    printed = typed(block("By llama.cpp"), folder)
+    paths = [folder / f"{name}-gguf" / "model-q8_0.gguf" for name in ("tuned", "base")]
+    assert [re.search(rf"^{path.relative_to(folder)}: ", printed, re.MULTILINE) is not None for path in paths] == [
+        True
+    ] * 2
+    template = GGUFReader(paths[0]).fields["tokenizer.chat_template"].contents()
     messages = [{"role": "user", "content": "How many legs has an ant?"}]
-    words = [
-        LlamaCpp(folder / re.search(r"-m (\S+)", line)[1], template=text).worded(messages)
-        for line, text in ((tuned, ""), (base, template.read_text()))
-    ]
+    words = [LlamaCpp(path, template=template).worded(messages) for path in paths]
     assert words[0] == words[1]
     assert "### Instruction:\nHow many legs has an ant?\n\n### Response:" in words[0]
 

@@ -33,6 +33,8 @@ from fedkseed.run.start_and_resume import start
 from fedkseed.run.store import Store
 from fedkseed.weights.basis_file import load_basis
 
+from ..commands import refused
+
 FILES = {"table.md", "table.csv", "figure.png", "figure.svg", "about.json"}
 
 
@@ -80,8 +82,17 @@ def test_what_is_not_installed_is_said_before_the_first_run(
     methods = {"fedkseed": {}, method: {"training": {"algorithm": method}}}
     wanted = varied(experiment, {"method": [*methods]}, methods=methods)
     with pytest.raises(FedKSeedError, match=rf"pip install 'fedkseed\[{extra}\]'"):
-        reproduced(wanted, tmp_path)
+        reproduce(Reproduction(wanted, tmp_path / "new"))
     assert counted == []
+    assert not (tmp_path / "new").exists(), "the tiny model is pretrained after all checks"
+
+
+def test_a_path_that_is_not_given_or_not_there_is_refused_before_anything_is_made(tmp_path):
+    known = ("reproduce", "table-2", "--output", tmp_path / "new")
+    assert "this experiment needs a path: give --model" in refused(*known, "--scale", "stories")
+    assert f"--model {tmp_path}/no: no such file or folder" in refused(*known, "--model", tmp_path / "no")
+    assert "--records" in refused(*known, "--records", tmp_path / "no")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.fixture

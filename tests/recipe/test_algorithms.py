@@ -15,10 +15,11 @@ from fedkseed.evaluation.evaluate import respond
 from fedkseed.evaluation.statistics import paired_change
 from fedkseed.models.load import load_tokenizer
 from fedkseed.models.peft_adapters import attach
-from fedkseed.planning.compare import ROUNDS_AWAY, compare, measure
+from fedkseed.planning.compare import ROUNDS_AWAY, compare, measure, with_algorithm
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import load_recipe
-from fedkseed.recipe.schema import PeftTable
+from fedkseed.recipe.rules import checked_algorithm
+from fedkseed.recipe.schema import PeftTable, SecureTable
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from fedkseed.weights.layout import Layout
@@ -226,6 +227,18 @@ def test_costs_are_those_of_messages_of_the_recipes_size(tmp_path, model_folder,
     for costs in (seeds, average, unlimited):
         assert costs.step_seconds > 0
         assert costs.peak_memory > 0
+
+
+@pytest.mark.parametrize("spared", ["[derivatives]\nsteps = 2\nlr = 1e-3", "[clients]\nbackpropagating = 0.5"])
+def test_settings_of_the_recipes_own_algorithm_keep_no_other_from_being_measured(tmp_path, spared):
+    text = '[model]\nname = "m"\n[data]\nsource = "d"\n[training]\nrounds = 1\nlr = 1.0\neps = 1.0\n'
+    (tmp_path / "recipe.toml").write_text(text + spared)
+    recipe = load_recipe(tmp_path / "recipe.toml")
+    for name in ALGORITHMS:
+        checked_algorithm(with_algorithm(recipe, name))
+    private = recipe.model_copy(update={"secure": SecureTable(norm=1.0)})
+    with pytest.raises(FedKSeedError, match=r"does not read \[secure\]"):
+        checked_algorithm(with_algorithm(private, "unlimited-seeds"))
 
 
 def test_what_can_not_be_measured_is_told_and_the_rest_is_measured(tmp_path, model_folder, data_file):

@@ -14,35 +14,50 @@ from typer import Exit, Option, Typer
 from .. import __version__
 from ..errors import DIVERGED, INTERRUPTED, REFUSED
 from . import certs, guide, look, network, research, share, tune
-from .options import guarded
+from .options import Command, Group, guarded
 
-COMMANDS = (
-    *(tune.run, tune.init, tune.resume, tune.compare, tune.tune),
-    *(look.rounds, look.report, look.watch, look.verify, look.rollback, look.eval, look.generate, look.preview),
-    *(share.export, share.serve_model, share.pin, share.untie),
-    *(research.basis, research.directions, research.reproduce),
-    *(network.serve, network.shard, network.join, network.peer),
-    *(guide.docs, guide.examples),
-)
+NETWORK = "Network: one model for several sites"
+COMMANDS = {  # by the titles under which the help lists them; README has the same families
+    "Tune: a run, and what comes before it": (
+        *(tune.init, tune.run, tune.resume, look.rollback, tune.tune, tune.compare, look.preview),
+        *(research.basis, share.pin, share.untie),
+    ),
+    "Look: at a run, and at a tuned model": (
+        *(look.rounds, look.report, look.watch, look.eval, look.generate, look.verify),
+    ),
+    "Share: a tuned model for other programs": (share.export, share.serve_model),
+    NETWORK: (network.serve, network.join, network.shard, network.peer),
+    "Research: the paper's experiments": (research.reproduce, research.directions),
+    "Help: pages and examples that the package carries": (guide.docs, guide.examples),
+}
 KEY_COMMANDS = (certs.make, certs.request, certs.add, certs.revoke, certs.sign, certs.members, certs.public)
+HELP = """Tune all weights of a language model across parties that never share data, with kilobytes a round.
+
+fedkseed init recipe.toml --data rows.csv --model MODEL
+fedkseed run recipe.toml
+fedkseed generate runs/recipe "A question"
+"""
 EXIT_CODES = (
     f"Exit codes: 0 done; {REFUSED} refused, with the reason in one line on stderr; {DIVERGED} the run diverged and "
     f"was ended, its best model is kept; {INTERRUPTED} stopped by Ctrl-C; 1 an error of the program itself."
 )
 
 app = Typer(
+    cls=Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    help="Tune all weights of a language model across parties that never share data, with kilobytes a round.",
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["--help", "-h"]},
+    help=HELP,
     epilog=EXIT_CODES,
 )
-keys = Typer(cls=certs.DirectoryFirst, help=certs.HELP, no_args_is_help=True)
-app.add_typer(keys, name="certs")
-for function in COMMANDS:
-    app.command()(guarded(function))
+keys = Typer(cls=certs.DirectoryFirst, help=certs.HELP, no_args_is_help=True, rich_markup_mode="rich")
+for title, functions in COMMANDS.items():
+    for function in functions:
+        app.command(cls=Command, rich_help_panel=title)(guarded(function))
 for function in KEY_COMMANDS:
-    keys.command()(guarded(function))
+    keys.command(cls=Command)(guarded(function))
+app.add_typer(keys, name="certs", rich_help_panel=NETWORK)
 
 
 def _print_version(wanted: bool) -> None:

@@ -5,36 +5,28 @@ from types import ModuleType
 from typing import Annotated, Any
 
 from typer import Argument, Option
-from typer.core import TyperGroup
 
 from ..report.terminal import say
-from .options import require_packages
+from .options import Group, require_packages
 
-Directory = Annotated[Path, Argument(help="The directory that `fedkseed certs` has made.")]
+Directory = Annotated[Path, Argument(metavar="KEYS", help="The directory that `fedkseed certs` has made.")]
 ClientNumber = Annotated[int, Argument(help="The client's number, as in client-3.pub.", min=0)]
 Hosts = Annotated[list[str] | None, Option(help="A host name or address by which others reach it; may be repeated.")]
 Days = Annotated[int, Option(help="Days for which the certificate is valid.", min=1)]
 HELP = """Make, request and add the keys of a federation, in four steps.
 
-\b
+`fedkseed certs DIRECTORY` is short for `fedkseed certs make DIRECTORY`.
+
 1. The server's owner makes the server's keys and certificates:
        fedkseed certs keys --host fl.example.org
-
-\b
 2. Each client makes a key, keeps it, and sends my-key.pub to the server's owner:
        fedkseed certs request --key my-key
-
-\b
 3. The owner takes it in, compares its fingerprint with the client's, and sends keys/ca.pem in return:
        fedkseed certs add keys my-key.pub
    and takes it out again with: fedkseed certs revoke keys 0
-
-\b
 4. Both start:
-       fedkseed serve RECIPE --certs keys
-       fedkseed join https://fl.example.org:8443 --key my-key --ca ca.pem --data FILE
-
-`fedkseed certs DIRECTORY` is short for `fedkseed certs make DIRECTORY`.
+       fedkseed serve recipe.toml --certs keys --host 0.0.0.0
+       fedkseed join https://fl.example.org:8443 --key my-key --ca ca.pem --data rows.csv
 """
 
 
@@ -46,11 +38,11 @@ def _certs() -> ModuleType:
     return certs
 
 
-class DirectoryFirst(TyperGroup):
+class DirectoryFirst(Group):
     """Commands of which `make` may be left out, where the first word is a directory."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] != "--help":
+        if args and args[0] not in {*self.commands, "--help", "-h", "help"}:
             args = ["make", *args]
         return super().parse_args(ctx, args)
 
@@ -72,6 +64,8 @@ def make(
 
     Existing files are never overwritten. To renew the server's certificate, remove server.pem and server.key first,
     bring ca.key back, and give --host again. The server keeps the directory; every client gets a copy of ca.pem.
+
+    fedkseed certs make keys --host fl.example.org
     """
     files = _certs().make(directory, clients, host or [], days)
     say("\n".join(f"made {file}" for file in files) or f"{directory} has all of it already")
@@ -93,6 +87,8 @@ def request(
     """Make a client's key pair, on the client's machine.
 
     Send the public file to the server's owner, who answers with ca.pem. The private file stays on this machine.
+
+    fedkseed certs request --key my-key
     """
     certs = _certs()
     public = certs.request(key)
@@ -109,6 +105,8 @@ def add(
     """Take a client's public key into the server's directory, under the next number.
 
     Clients that are added after a run has begun take part in new runs.
+
+    fedkseed certs add keys my-key.pub
     """
     certs = _certs()
     public = certs.add(directory, file)
@@ -124,6 +122,8 @@ def revoke(directory: Directory, number: ClientNumber) -> None:
     A server with a round under way refuses the key within seconds, and never takes it again for its run. The others go
     on. Give the number to somebody else's key before a new run begins: a run's clients have the numbers 0, 1, …
     without a gap.
+
+    fedkseed certs revoke keys 3
     """
     kept = _certs().revoke(directory, number)
     say(f"the key of client {number} is revoked; it is kept as {kept}")
@@ -133,6 +133,8 @@ def sign(directory: Directory, number: ClientNumber, host: Hosts = None, days: D
     """Sign a certificate for a client's key, with which it can be a peer: `fedkseed peer --cert`.
 
     The client's private key stays where it is. Send client-K.pem and ca.pem back to it.
+
+    fedkseed certs sign keys 0 --host peer0.example.org
     """
     certificate = _certs().sign(directory, number, host or [], days)
     say(f"made {certificate}: send it to the owner of {certificate.with_suffix('.pub')}")
@@ -143,6 +145,8 @@ def members(directory: Directory) -> None:
 
     Clients that give them to `fedkseed join --members FILE` mask their uploads for these keys alone. Get the file
     from somebody else than the server's owner, or compare it with each other.
+
+    fedkseed certs members keys > members.txt
     """
     print(_certs().members(directory), end="")
 
@@ -151,5 +155,7 @@ def public(key: Annotated[Path, Argument(help="A client's private key.")]) -> No
     """Print the public line of a client's key, as `fedkseed certs request` has written it into its public file.
 
     Files of older releases have no key for masks; this line does.
+
+    fedkseed certs public my-key > my-key.pub
     """
     print(_certs().public(key), end="")

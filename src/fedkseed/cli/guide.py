@@ -22,7 +22,10 @@ def docs(
     page: Annotated[str, Argument(help="A page, as data or docs/data.md; without one, a list of all.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Print a page of the documentation; without a name, list all pages, each with the questions that it answers."""
+    """Print a page of the documentation; without a name, list all pages, each with the questions that it answers.
+
+    fedkseed docs data
+    """
     index = shipped("docs/README.md")
     if not page:
         rows = re.findall(r"^\| (.*?) \| (\[.*\.md\).*?) \|$", index.read_text(encoding="utf-8"), re.MULTILINE)
@@ -50,7 +53,10 @@ def examples(
 ) -> None:
     """Copy examples into this folder: recipes, a policy, Python programs, files for servers; without names, list them.
 
-    The recipes need no copy to be run: fedkseed run --example quickstart
+    The recipes need no copy to be run.
+
+    fedkseed examples policy.toml
+    fedkseed run --example quickstart
     """
     carried = [path for place in PLACES for path in sorted(shipped(".").glob(place))]
     if not names:

@@ -16,12 +16,18 @@ from .options import AdapterFile, BaseModel, Changes, Directory, Json, RecipeFil
 
 
 def rounds(directory: Directory, as_json: Json = False) -> None:
-    """List the finished rounds of a run: clients, training loss, bytes, seconds, means of evaluations."""
+    """List the finished rounds of a run: clients, training loss, bytes, seconds, means of evaluations.
+
+    fedkseed rounds runs/recipe
+    """
     from ..report.rounds import print_rounds, rounds_table
     from ..report.watch_state import RunView
-    from ..run.store import Store
+    from ..run.store import Store, runs_near
 
-    view = RunView.of(Store(directory))
+    store = Store(directory)
+    if not store.path.exists():
+        raise FedKSeedError(f"{directory} has a recipe, and no run of it; {runs_near(directory)}")
+    view = RunView.of(store)
     if as_json:
         print_json(rounds_table(view))
     else:
@@ -32,7 +38,11 @@ def report(
     directories: Annotated[list[Path], Argument(metavar="RUN...", help="Directories of runs, finished or not.")],
     output: Annotated[Path, Option("--output", "-o", help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
-    """Write one web page about a run, or comparing several: curves, traffic, directions, clients, recipe."""
+    """Write one web page about a run, or comparing several: curves, traffic, directions, clients, recipe.
+
+    fedkseed report runs/recipe
+    fedkseed report runs/first runs/second --output both.html
+    """
     from ..report.page import write_report
 
     write_report(directories, output)
@@ -40,7 +50,7 @@ def report(
 
 
 def watch(
-    directory: Annotated[Path, Argument(help="The directory of a run, which may not have begun yet.")],
+    directory: Annotated[Path, Argument(metavar="RUN", help="The directory of a run, which may not have begun yet.")],
     serve: Annotated[int | None, Option(metavar="PORT", help="Serve a page on this port.", min=0, max=65535)] = None,
     host: Annotated[str, Option(help="Address of --serve; whoever reaches it can read the page.")] = "127.0.0.1",
 ) -> None:
@@ -49,6 +59,9 @@ def watch(
     The run is only read. On a terminal the screen renews itself (q ends it), which needs the package textual; else
     there is a line for each round, until the run has ended. --serve shows the report of the run in a browser, and
     renews it.
+
+    fedkseed watch runs/recipe
+    fedkseed watch runs/recipe --serve 8080
     """
     from ..report.watch_state import follow
 
@@ -94,6 +107,9 @@ def verify(
     --history or --head.
 
     Of the directory of a peer (`fedkseed docs peers`), it computes the model of the peer's whole set of uploads.
+
+    fedkseed verify runs/recipe
+    fedkseed verify served --keys keys --history runs/client-0/history.json
     """
     from ..network.peers.store import FILE
 
@@ -143,7 +159,10 @@ def _verify_run(directory: Path, keys: list[Path], histories: list[Path], heads:
 def rollback(
     directory: Directory, to: Annotated[int, Option(help="Number of finished rounds to keep.", min=0)]
 ) -> None:
-    """Return a run to an earlier round and delete all later ones; `fedkseed resume` continues from there."""
+    """Return a run to an earlier round and delete all later ones; `fedkseed resume` continues from there.
+
+    fedkseed rollback runs/recipe --to 3
+    """
     from ..run.store import Store
 
     store = Store(directory)
@@ -161,6 +180,8 @@ def preview(
     """Show a training example as tokens with its loss mask, and the split of the data over the clients.
 
     No weights are loaded.
+
+    fedkseed preview recipe.toml --client 2
     """
     from rich.text import Text
 
@@ -187,7 +208,10 @@ def preview(
 
 
 def eval(
-    tuned: Annotated[Path, Argument(help="A run's directory; with --data or --tasks also an adapter, or any model.")],
+    tuned: Annotated[
+        Path,
+        Argument(metavar="RUN", help="A run's directory; with --data or --tasks also an adapter, or any model."),
+    ],
     after: Annotated[
         int | None,
         Option(help="Rounds after which the model is; default: all, or the best by [evaluation] best.", min=0),
@@ -213,6 +237,10 @@ def eval(
 
     With --data, evaluate any tuned model on any file of examples, put to it in the words on which it was tuned. With
     --tasks, evaluate it by lm-evaluation-harness; `fedkseed docs evaluation` says how its numbers and ours compare.
+
+    fedkseed eval runs/recipe --after 3
+    fedkseed eval runs/recipe --data questions.csv --metrics accuracy --beside-base
+    fedkseed eval runs/recipe --tasks arc_easy --examples 100
     """
     if tasks is not None:
         if data or after is not None or metrics or generated or max_tokens:
@@ -318,7 +346,10 @@ def generate(
     max_new_tokens: Annotated[int, Option(help="Largest length of an answer, in tokens.", min=1)] = 64,
     model: BaseModel = None,
 ) -> None:
-    """Answer an instruction with the base model and with the tuned model, to compare them."""
+    """Answer an instruction with the base model and with the tuned model, to compare them.
+
+    fedkseed generate runs/recipe "The scanner does not switch on." --max-new-tokens 100
+    """
     from rich.text import Text
 
     from ..data.layouts import Example

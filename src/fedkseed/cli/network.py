@@ -47,7 +47,9 @@ BasisFile = Annotated[
     Path | None, Option(help="The server's file of a basis, where the recipe needs one; its digest is checked.")
 ]
 Device = Annotated[str, Option(help="Device to compute on: cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one.")]
-State = Annotated[Path | None, Option(help="Directory of all that is kept here; default runs/NAME-OF-THE-KEY.")]
+State = Annotated[
+    Path | None, Option(help="Directory of all that is kept here; default runs/NAME, by the key's file name.")
+]
 PolicyFile = Annotated[
     Path | None,
     Option(
@@ -132,6 +134,8 @@ def serve(
     One process serves many clients: each keeps one connection, on which it waits for its task. The command may be
     stopped or killed at any moment: the same command goes on from the last finished round. `fedkseed docs session` has
     all requests that a client can make.
+
+    fedkseed serve recipe.toml --certs keys --host 0.0.0.0
     """
     require_packages("HTTPS needs", *PACKAGES)
     if model_files and not page:
@@ -165,6 +169,8 @@ def shard(
     Clients join this server as they would any. The one above has [network] shards in its recipe and this server's key
     among its clients' keys; it sees sums of a shard's clients in place of uploads, and ends with the digest that it
     would have if the same uploads came to it. No recipe, model or data is needed here (`fedkseed docs operations`).
+
+    fedkseed shard https://root.example.org:8443 --certs keys --key shard-0 --ca root-ca.pem --host 0.0.0.0
     """
     require_packages("HTTPS needs", *PACKAGES)
     from ..network.https.shard import run
@@ -206,6 +212,8 @@ def join(
     and says why. asked.jsonl in the --state directory has every recipe that was asked for. A server that is not up is
     waited for, and a lost connection is made again, also after this command was killed and called again. The proxy of
     HTTPS_PROXY is used, but for what NO_PROXY names and this machine.
+
+    fedkseed join https://fl.example.org:8443 --data rows.csv --key my-key --ca ca.pem --policy policy.toml
     """
     require_packages("HTTPS needs", *PACKAGES)
     from ..network.https.join import HttpsClient, WorkerDesk
@@ -242,33 +250,30 @@ def peer(
     changes: Changes = None,
     as_json: Json = False,
 ) -> None:
-    """Take part in a federation without a server: train when a round opens, and share uploads with the other peers.
+    r"""Take part in a federation without a server: train when a round opens, and share uploads with the other peers.
 
     The peers' file says when rounds open. Each peer trains from the model of the uploads that it has, signs its own
     upload, and passes it on. The model is computed from the set of all uploads by sums of integers: peers that have the
     same set have the same model, to the bit, in whatever order uploads came and however long they were cut off from
     each other; where that may be long, give a longer --until.
 
-    \b
+    The command may be stopped or killed at any moment: the same command goes on. Uploads are not masked: each peer sees
+    those of all others (`fedkseed docs peers`).
+
     1. One person makes an authority, takes in the keys, and signs a certificate for each:
            fedkseed certs keys --host localhost
            fedkseed certs add keys peer-0.pub
            fedkseed certs sign keys 0 --host peer0.example.org
 
-    \b
     2. All get ca.pem, their own certificate, the recipe, and a file peers.toml:
            start = 2030-01-31T12:00:00Z
            seconds = 600
            peers = [{ key = "ecdsa-sha2-nistp256 AAAA...", address = "https://peer0.example.org:8443" }, ...]
 
-    \b
     3. Each starts its peer, before the first round or later:
-           fedkseed peer recipe.toml --peers peers.toml --key peer-0 --cert client-0.pem
+           fedkseed peer recipe.toml --peers peers.toml --key peer-0 --cert client-0.pem \
                --ca ca.pem --data rows.jsonl --listen 0.0.0.0:8443
-
-    The command may be stopped or killed at any moment: the same command goes on. Uploads are not masked: each peer sees
-    those of all others (`fedkseed docs peers`).
-    """  # noqa: D301 — click keeps the lines after a \b as they are
+    """
     require_packages("HTTPS needs", *PACKAGES)
     from ..network.protocol.certs import require_identity
     from ..network.protocol.client.recipe_consent import owner_of, usable_rows

@@ -1,9 +1,11 @@
-"""The parts that all commands share: options, --quiet and --verbose, refusals in one line, and exit codes."""
+"""The parts that all commands share: options, help, --quiet and --verbose, refusals in one line, and exit codes."""
 
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import wraps
 from importlib.util import find_spec
 from io import TextIOWrapper
@@ -12,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
-from typer import Argument, Exit, Option
+from typer import Abort, Argument, Exit, Option
+from typer.core import TyperCommand, TyperGroup
 
 from ..errors import DIVERGED, INTERRUPTED, REFUSED, FedKSeedError
 from ..report.terminal import QUIET, USUAL, VERBOSE, showing
@@ -20,10 +23,14 @@ from ..report.terminal import QUIET, USUAL, VERBOSE, showing
 if TYPE_CHECKING:
     from ..run.loop import Result
 
-Directory = Annotated[Path, Argument(help="The directory of a run, as made by `fedkseed run`.")]
+Directory = Annotated[Path, Argument(metavar="RUN", help="The directory of a run, as made by `fedkseed run`.")]
 RecipeFile = Annotated[Path, Argument(help="The recipe of a run: a TOML file that names model, data and algorithm.")]
-Output = Annotated[Path | None, Option(help="Directory of the run; default runs/NAME, by the recipe's file name.")]
-AdapterFile = Annotated[Path, Argument(help="A run's directory, an adapter file, or a folder of `fedkseed export`.")]
+Output = Annotated[
+    Path | None, Option("--output", "-o", help="Directory of the run; default runs/NAME, by the recipe's file name.")
+]
+AdapterFile = Annotated[
+    Path, Argument(metavar="RUN", help="A run's directory, an adapter file, or a folder of `fedkseed export`.")
+]
 Changes = Annotated[
     list[str] | None,
     Option(
@@ -39,6 +46,56 @@ LEVELS = {
     "quiet": Annotated[bool, Option("--quiet", "-q", help="Show results and errors alone, no progress.")],
     "verbose": Annotated[bool, Option("--verbose", "-v", help="Show each step, and of an error where it arose.")],
 }
+
+METAVARS = {"integer": "N", "integer range": "N", "float": "NUMBER", "float range": "NUMBER"}  # leave room for the help
+OTHER_NAMES = {"train": "run", "start": "run", "chat": "generate", "ask": "generate", "client": "join"}  # of commands
+
+
+class Taught:
+    """The help of a command or a group: its docstring and options as they are written, then its examples.
+
+    Examples are the paragraphs from the first with a line of a command on. They are printed as they are, so that a line
+    can be copied from a terminal of any width; in other paragraphs the terminal breaks the lines.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        paragraphs = inspect.cleandoc(settings.pop("help", None) or "").split("\n\n")
+        first = next((i for i, text in enumerate(paragraphs) if re.search(r"(?m)^ *fedkseed ", text)), len(paragraphs))
+        prose, self.examples = paragraphs[:first], "\n\n".join(paragraphs[first:])
+        # else typer breaks lines where they end here, and takes [directions] for a style
+        settings["help"] = escape("\n\n".join(text.replace("\n", " ") for text in prose))
+        super().__init__(*args, **settings)
+        for parameter in vars(self)["params"]:
+            parameter.help = escape(parameter.help or "")
+            kind = getattr(parameter, "type", None)  # later releases of typer have short names of their own
+            parameter.metavar = parameter.metavar or METAVARS.get(getattr(kind, "name", ""))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+        if self.examples:
+            print(f"For example:\n\n{self.examples}")
+
+
+class Command(Taught, TyperCommand):
+    """A command."""
+
+
+class Group(Taught, TyperGroup):
+    """A group of commands, of which `help NAME` is another way to write `NAME --help`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in self.commands and not name.startswith("-"):
+            near = [
+                OTHER_NAMES.get(match, match) for match in get_close_matches(name, {**self.commands, **OTHER_NAMES})
+            ]
+            ctx.fail(f"No such command {name!r}." + f" Did you mean {' or '.join(near)}?" * bool(near))
+        return super().resolve_command(ctx, args)
 
 
 def guarded(function: Callable[..., None]) -> Callable[..., None]:
@@ -59,14 +116,13 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
                     traceback.print_exception(error)
                 print(f"fedkseed: {error}", file=sys.stderr)
                 raise Exit(REFUSED) from None
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, Abort):  # the second, at a question
                 print("fedkseed: stopped", file=sys.stderr)
                 raise Exit(INTERRUPTED) from None
 
     signature = inspect.signature(function)
     levels = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=LEVELS[n]) for n in LEVELS]
     with_levels: Any = command  # typer reads options from the signature
-    with_levels.__doc__ = escape(function.__doc__ or "")  # else [directions] would be taken for a style
     with_levels.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *levels])
     return command
 

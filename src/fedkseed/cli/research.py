@@ -17,7 +17,7 @@ from .options import Json, RecipeFile
 def basis(
     recipe: RecipeFile,
     data: Annotated[str, Option(help="Public instruction data, no client's: a file or an archive of tasks.")],
-    output: Annotated[Path, Option(help="New file for the basis.")],
+    output: Annotated[Path, Option("--output", "-o", help="New file for the basis.")],
     examples: Annotated[int, Option(help="Examples of the data to use.", min=1)] = 64,
     rank: Annotated[int | None, Option(help="One rank for every tensor, not ranks by energy.", min=1)] = None,
     scaled: Annotated[bool, Option(help="Make directions shorter, the steeper the loss is along them.")] = True,
@@ -31,6 +31,8 @@ def basis(
 
     The data may be of any kind that is public, the closer to the clients' the better. `fedkseed docs directions` has
     the definition, and what such directions can and can't learn.
+
+    fedkseed basis recipe.toml --data public.jsonl --output basis.safetensors
     """
     from ..data.sources import Reader
     from ..recipe.reading import load_recipe
@@ -64,6 +66,8 @@ def directions(
 
     Every backend of the device is compared with the published test vectors of every family of directions. Parties
     that differ in one bit would end with different models.
+
+    fedkseed directions --device cpu
     """
     from ..directions.vectors import check
 
@@ -78,27 +82,36 @@ def directions(
 def reproduce(
     name: Annotated[str, Argument(help="Name of an experiment, or all; --list shows the names.")] = "",
     scale: Annotated[str, Option(help="Size: tiny (minutes), stories, small (hours) or full (the paper's).")] = "tiny",
-    output: Annotated[Path, Option(help="Directory for runs, tables and figures.")] = Path("results"),
+    output: Annotated[Path, Option("--output", "-o", help="Directory for runs, tables and figures.")] = Path("results"),
     model: Annotated[str | None, Option(help="Folder of the model, needed by --scale stories.")] = None,
-    dolly: Annotated[str | None, Option(help="File with the whole data set Dolly-15K, for --scale full.")] = None,
-    natural_instructions: Annotated[str | None, Option(help="Folder of Super-NaturalInstructions.")] = None,
-    basis: Annotated[str | None, Option(help="Basis of informed directions; for `unlike` a folder of them.")] = None,
+    dolly: Annotated[Path | None, Option(help="File with the whole data set Dolly-15K, for --scale full.")] = None,
+    natural_instructions: Annotated[Path | None, Option(help="Folder of Super-NaturalInstructions.")] = None,
+    basis: Annotated[Path | None, Option(help="Basis of informed directions; for `unlike` a folder of them.")] = None,
     public: Annotated[str | None, Option(help="Public data, of which such bases are made in place of --basis.")] = None,
     seeds: Annotated[int | None, Option(help="Number of seeds, instead of the experiment's own number.", min=1)] = None,
     only: Annotated[str, Option(help="Limit the experiment to runs whose label contains this text.")] = "",
     part: Annotated[str, Option(help="I/N: every N-th run from the I-th; N processes share the work.")] = "1/1",
     records: Annotated[Path | None, Option(help="Folder of results, whose runs are not done again.")] = None,
-    dry_run: Annotated[bool, Option(help="Print sizes, bytes, passes and a rough time; load no weights.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print sizes, bytes, passes and a rough time; load no weights.")
+    ] = False,
     seconds_per_step: Annotated[float | None, Option(help="Seconds of a local step, for --dry-run.")] = None,
-    redraw: Annotated[bool, Option(help="Make table and figure from OUTPUT/NAME/SCALE; run nothing.")] = False,
+    redraw: Annotated[
+        bool, Option("--redraw", help="Make table and figure from OUTPUT/NAME/SCALE; run nothing.")
+    ] = False,
     show_list: Annotated[bool, Option("--list", help="List the experiments.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run an experiment of the paper and write its table and figure.
 
     It may be stopped at any moment: the same command continues it, and finished runs are not repeated.
+
+    fedkseed reproduce --list
+    fedkseed reproduce table-3 --scale tiny
+    fedkseed reproduce table-3 --scale full --dry-run
     """
     from ..paper import experiments
+    from ..paper.experiment_bases import all_places, tiny_place
 
     if show_list or not name:
         titles = ("name", "paper", "what")
@@ -107,20 +120,28 @@ def reproduce(
         return
     places = {"model": model, "dolly": dolly, "natural-instructions": natural_instructions, "basis": basis}
     paths = {place: str(Path(path).expanduser()) for place, path in places.items() if path is not None}
-    documents = {}  # by experiment, for JSON
+    for place, path in (paths | {"records": records, "public": public}).items():
+        if path is not None and (place != "model" or str(path)[:1] in "/.") and not Path(path).exists():
+            raise FedKSeedError(f"--{place} {path}: no such file or folder")
     chosen = [experiments.load(each, scale) for each in (experiments.names() if name == "all" else [name])]
-    from ..paper import reproduce as runs
-    from ..paper.dry_run import estimate
-    from ..paper.experiment_bases import with_basis_place
+    texts = {each.name: public if each.bases or name != "all" else None for each in chosen}
+    places = {each.name: all_places(each, output, paths, texts[each.name]) for each in chosen}
+    for each in [] if dry_run or redraw else chosen:
+        each.recipes(places[each.name])
 
+    from ..paper import reproduce as runs  # which loads PyTorch, after what needs none is refused
+    from ..paper import tiny_model
+    from ..paper.dry_run import estimate
+
+    documents = {}  # by experiment, for JSON
     for experiment in chosen:
-        each = experiment.name
+        each, text = experiment.name, texts[experiment.name]
         if seeds is not None:
             experiment = replace(experiment, seeds=seeds)
-        text = public if experiment.bases or name != "all" else None
         if dry_run:
-            all_paths = with_basis_place(experiment, output, runs.with_tiny(scale, output, paths), text)
-            costs = estimate(experiment, all_paths, only, seconds_per_step)
+            if scale == "tiny" and model is None:
+                tiny_model.make(tiny_place(output))
+            costs = estimate(experiment, places[each], only, seconds_per_step)
             documents[each] = {"rows": costs.rows, "notes": costs.notes}
             if not as_json:
                 print(costs.markdown(f"{each}, {scale}"))
@@ -135,7 +156,7 @@ def reproduce(
         if folder is None:
             console.print("this part is finished; once all parts are, the command without --part writes the table")
         else:
-            console.print((folder / "table.md").read_text(encoding="utf-8"), highlight=False)
+            say((folder / "table.md").read_text(encoding="utf-8"))
             say(f"written to {folder}")
     if as_json:
         print_json(documents)

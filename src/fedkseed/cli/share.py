@@ -35,6 +35,9 @@ def export(
     """Write the tuned model as a folder, with a model card, for programs that know nothing of fedkseed.
 
     `fedkseed docs export` says how each format is loaded.
+
+    fedkseed export runs/recipe tuned
+    fedkseed export runs/recipe tuned-gguf --format gguf --kind q8_0
     """
     from ..tuned.formats import require_format
     from ..tuned.load import open_ready
@@ -58,6 +61,8 @@ def serve_model(
 
     The models are called tuned and base. Messages are put to both in the words on which the first was tuned. There are
     no passwords: whoever reaches the port can ask.
+
+    fedkseed serve-model runs/recipe --port 8000
     """
     from ..tuned.endpoint import listen, load, require_server, serve
     from ..tuned.load import open_ready
@@ -80,6 +85,8 @@ def untie(
 
     It predicts what it did. Clients of fedkseed-plus then run each of their rows through the layers once, and a step
     costs the output layer alone.
+
+    fedkseed untie models/SmolLM2-135M-Instruct models/untied
     """
     from ..tuned.untie import untie as write
 
@@ -93,6 +100,8 @@ def pin(recipe: RecipeFile) -> None:
     The model is loaded once, here. The keys written are [model] digest and, for an algorithm that tunes the output
     layer, [model] tuned with the names of that layer's weights; [directions] basis_digest, where there is a basis.
     Comments and order of the file stay as they are.
+
+    fedkseed pin recipe.toml
     """
     from ..planning.pin import pin as write
 

@@ -13,7 +13,7 @@ from typer import Argument, Exit, Option
 from ..errors import INTERRUPTED, FedKSeedError
 from ..files import require_absent
 from ..report.bars import Bars
-from ..report.terminal import console, print_json, say
+from ..report.terminal import print_json, say
 from .guide import recipe_of
 from .options import BaseModel, Changes, Directory, Json, Output, RecipeFile, end_run
 
@@ -43,6 +43,10 @@ def run(
 
     The run may be stopped at any moment: `fedkseed resume RUN` continues it from its last finished round. A run whose
     held-out loss rises above the base model's is ended with exit code 3 ([evaluation] stop_when_diverged).
+
+    fedkseed run recipe.toml
+    fedkseed run recipe.toml --output runs/second --set training.rounds=20
+    fedkseed run recipe.toml --dry-run
     """
     from ..network.flower.compat import require_flower
     from ..recipe.reading import own_recipe
@@ -106,6 +110,9 @@ def init(
     The data is read: its rows, lengths and categories decide the recipe's numbers. The learning rate is that which
     lowers the loss most in short trials from the base model, until a minute is over. On a terminal, data and model are
     asked for if they are not given.
+
+    fedkseed init recipe.toml --data departments --model models/SmolLM2-135M-Instruct
+    fedkseed init --data rows.csv --model model.gguf --column instruction=question --column response=answer
     """
     if keys:
         from ..recipe.reference import reference
@@ -162,6 +169,8 @@ def resume(
     """Continue a run that was stopped or killed, from its last finished round.
 
     The tuned model is the same, bit for bit, as that of a run without a stop.
+
+    fedkseed resume runs/recipe
     """
     from ..recipe.rules import Where
     from ..run.prerequisites import require_ready
@@ -185,7 +194,9 @@ def tune(
         int | None,
         Option(help="Local steps of a client in a trial; default the recipe's, at most 32 for all clients.", min=1),
     ] = None,
-    output: Annotated[Path | None, Option(help="New file for the recipe with the values found.")] = None,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="New file for the recipe with the values found.")
+    ] = None,
     changes: Changes = None,
     as_json: Json = False,
 ) -> None:
@@ -199,6 +210,8 @@ def tune(
     backpropagate have no eps. All losses are of the clients' training examples; held-out examples are not used.
 
     `fedkseed docs algorithms` has the formulas and an example.
+
+    fedkseed tune recipe.toml --minutes 10 --output tuned.toml
     """
     from ..files import write_atomically
     from ..recipe.reading import own_recipe
@@ -229,7 +242,10 @@ def compare(
     changes: Changes = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the costs of each algorithm to a client, on a recipe's model and data: bytes, memory, seconds."""
+    """Measure the costs of each algorithm to a client, on a recipe's model and data: bytes, memory, seconds.
+
+    fedkseed compare recipe.toml --algorithm fedkseed-backprop --algorithm fedavg
+    """
     from ..recipe.algorithms import ALGORITHMS
     from ..recipe.own_code import is_own
     from ..recipe.reading import load_recipe
@@ -241,21 +257,22 @@ def compare(
         raise FedKSeedError(f"no algorithm is called {unknown[0]!r}; choose from {', '.join(ALGORITHMS)}")
     require_ready(parsed)
     from ..planning.compare import compare as measure_all
-    from ..report.tables import print_costs
+    from ..report.tables import print_costs, print_costs_head
 
     rows = []
-    with console.status("sharing out the data") as status:
-        for number, (name, outcome) in enumerate(measure_all(parsed, names), 1):
+    with Bars(0) as bars:
+        bars.begin("measuring algorithms", len(names))
+        for name, outcome in measure_all(parsed, names):
+            bars.advance()
             if isinstance(outcome, FedKSeedError):
                 say(f"{name} can't run this recipe: {outcome}")
-            else:
-                rows.append(outcome)
-                say(f"{name}: measured")
-            status.update(f"measured {name}" + (f", now {names[number]}" if number < len(names) else ""))
+                continue
+            if not rows:
+                print_costs_head(parsed.training.steps)
+            rows.append(outcome)
+            print_costs(outcome)
     if as_json:
         print_json(rows)
-    else:
-        print_costs(rows, parsed.training.steps)
 
 
 def _networked(recipe: "Recipe") -> "tuple[Recipe, list[str]]":

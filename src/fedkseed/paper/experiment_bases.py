@@ -11,7 +11,6 @@ from typing import Any
 
 from ..errors import FedKSeedError
 from ..files import border
-from ..planning.make_basis import basis_of
 from ..recipe.schema import Recipe
 from ..report.bars import Bars
 from ..weights.basis_file import load_basis, save_basis
@@ -22,7 +21,18 @@ BASIS_PLACE = "basis"
 EXAMPLES = 64  # that a basis is made of, where the experiment says no other number
 
 
-def with_basis_place(
+def all_places(experiment: Experiment, output: Path, given: Mapping[str, str], public: str | None) -> Mapping[str, str]:
+    """The paths given, and those of what is made where it is missing: the tiny model, and bases."""
+    given = ({"model": str(tiny_place(output))} if experiment.scale == "tiny" else {}) | {**given}
+    return _with_basis_place(experiment, output, given, public)
+
+
+def tiny_place(output: Path) -> Path:
+    """The folder of the model of the scale `tiny`."""
+    return output / "models" / "tiny"
+
+
+def _with_basis_place(
     experiment: Experiment, output: Path, given: Mapping[str, str], public: str | None
 ) -> Mapping[str, str]:
     """The paths given, and the one for `$basis` where the experiment's bases can be made: a folder, or its one file."""
@@ -47,6 +57,8 @@ def make_bases(experiment: Experiment, given: Mapping[str, str], public: str | N
     Raises:
         FedKSeedError: the data or the model can't be read, or the file can't be written.
     """
+    from ..planning.make_basis import basis_of  # which loads PyTorch
+
     runs = experiment.plan([experiment.first_seed])
     for place, options in experiment.bases.items():
         along = [run.table for run in runs if run.table.get("directions", {}).get("basis") == place]

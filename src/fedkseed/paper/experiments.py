@@ -106,6 +106,10 @@ class Experiment:
                 planned += [Planned(axes, seed, self.table(axes, seed)) for seed in seeds]
         return planned
 
+    def recipes(self, places: Mapping[str, str]) -> list[Recipe]:
+        """The recipes of one seed's runs; FedKSeedError where the path of a place is not given."""
+        return [planned.recipe(places) for planned in (self.plan([0]) if "method" in self.axes else [])]
+
     def title_of(self, axis: str, value: Any) -> str:
         """The name of a value of an axis in tables and figures."""
         named = getattr(self, NAMED[axis]).get(value, {}) if axis in NAMED else {}

@@ -29,6 +29,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKS, DASHES = "osD^vP*X", ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 WIDTH, HEIGHT = 4.6, 3.5  # of a panel, inches
 ENTRIES, COLUMN = 12, 2.4  # of a legend: entries in the height of a panel; inches of a further column
+LETTER = 0.07  # inches, of a legend's label
 STYLE: Any = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "fedkseed",
     "figure.constrained_layout.use": True, "legend.frameon": False, "legend.fontsize": 8.5, "lines.markersize": 4,
@@ -83,12 +84,14 @@ def line(
 
 
 def legend_beside(axes: "Axes") -> None:
-    """Draw a legend to the right of a panel; further columns, in a wider figure, hold more entries than its height."""
-    columns = -(-len(axes.get_legend_handles_labels()[1]) // ENTRIES)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), ncols=max(1, columns))
+    """Draw a legend to the right of a panel; a wider figure holds further columns, and labels longer than a column."""
+    labels = axes.get_legend_handles_labels()[1]
+    columns = max(1, -(-len(labels) // ENTRIES))
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), ncols=columns)
     figure = axes.get_figure(root=True)
-    if figure is not None and columns > 1:
-        figure.set_figwidth(figure.get_figwidth() + COLUMN * (columns - 1))
+    if figure is not None and labels:
+        longer = max(0.0, LETTER * max(map(len, labels)) - COLUMN)
+        figure.set_figwidth(figure.get_figwidth() + COLUMN * (columns - 1) + longer * columns)
 
 
 def powers(axes: "Axes", values: Sequence[float]) -> None:

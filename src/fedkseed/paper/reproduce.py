@@ -33,7 +33,14 @@ from ..run.round_metrics import METRICS
 from ..run.start_and_resume import resume, start
 from ..run.store import STOPPED, Store
 from . import run_records, tiny_model
-from .experiment_bases import BASIS_PLACE, describe_bases, make_bases, require_basis_of_record, with_basis_place
+from .experiment_bases import (
+    BASIS_PLACE,
+    all_places,
+    describe_bases,
+    make_bases,
+    require_basis_of_record,
+    tiny_place,
+)
 from .experiments import Choice, Experiment, Planned, Tree, fingerprint, merge, options_of, short
 from .microbenchmarks import MEASURED
 from .outputs import OUTPUTS, DrawFigure, save
@@ -106,16 +113,17 @@ def reproduce(asked: Reproduction) -> Path | None:
         The folder of the table and figure; None while runs of other parts are not finished.
     """
     experiment, output = asked.experiment, asked.output
-    places = with_basis_place(experiment, output, with_tiny(experiment.scale, output, asked.given), asked.public)
-    wanted = replace(asked, given=places)
+    wanted = replace(asked, given=all_places(experiment, output, asked.given, asked.public))
     _require_packages(wanted)
+    if experiment.scale == "tiny" and "model" not in asked.given:
+        tiny_model.make(tiny_place(output))
     with border(f"can't make {wanted.folder}"):
         wanted.folder.mkdir(parents=True, exist_ok=True)
     if experiment.output in MEASURED:
         return _measure(wanted)
     options_of(ComparisonOptions, experiment)  # an unknown one is refused before the first run
     if BASIS_PLACE not in asked.given:  # a file of the user's is never made, where it is missing
-        make_bases(experiment, places, asked.public)
+        make_bases(experiment, wanted.given, asked.public)
     trials, best = _search(wanted, experiment.choice) if experiment.choice else ([], [{}])
     jobs = None if best is None else make_jobs(wanted, fixed=best)
     if jobs is None or run(jobs, wanted.part, may_fail=experiment.along_rates) is None:
@@ -124,19 +132,12 @@ def reproduce(asked: Reproduction) -> Path | None:
 
 
 def _require_packages(wanted: Reproduction) -> None:
-    """Refuse before the first run what would be refused after the tenth for want of a package."""
+    """Refuse before anything is made what would be refused after the tenth run for want of a package."""
     experiment = wanted.experiment
     if (OUTPUTS | MEASURED)[experiment.output].figure is not None and find_spec("matplotlib") is None:
         raise FedKSeedError(f"{experiment.name} draws a figure: pip install 'fedkseed[plots]'; no run was begun")
-    for planned in [] if experiment.output in MEASURED else experiment.plan([0]):
-        recipe = planned.recipe(wanted.given)
+    for recipe in experiment.recipes(wanted.given):
         require_packages(recipe, algorithm_of(recipe.training.algorithm))
-
-
-def with_tiny(scale: str, output: Path, given: Mapping[str, str]) -> Mapping[str, str]:
-    """The paths given, and for the scale `tiny` also the path of its model, which is made if it is missing."""
-    made = scale == "tiny" and "model" not in given
-    return {**given, "model": str(tiny_model.make(output / "models" / "tiny"))} if made else given
 
 
 def parts(text: str) -> tuple[int, int]:

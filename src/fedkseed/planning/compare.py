@@ -17,7 +17,10 @@ import numpy as np
 
 from ..data.federated import ClientShares, share_out
 from ..errors import FedKSeedError
+from ..files import border
 from ..models.load import load_tokenizer
+from ..recipe.algorithms import algorithm_of
+from ..recipe.rules import checked_algorithm, require_packages
 from ..recipe.schema import Recipe
 from ..round import Round
 from ..run.setup import Stopwatch
@@ -29,6 +32,8 @@ from .memory import Meter
 
 ROUNDS_AWAY = 10  # rounds that a returning client has missed
 STEPS_TIMED = 5  # local steps that are taken to time them
+# Settings that are left out for an algorithm that does not read them; without one of [secure] it would not be the same.
+SPARED = {"[derivatives]", "[clients] backpropagating", "[directions] shared", "[training] wire", "[training] server"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +55,43 @@ def compare(recipe: Recipe, names: Sequence[str]) -> Iterator[tuple[str, Algorit
     """Costs of several algorithms on a recipe's model, data and settings, one after the other.
 
     Yields:
-        the name of each algorithm with its costs or, where the recipe can't be run with it, the error.
+        the name of each algorithm with its costs or, where the recipe can't be run with it, the error; the errors that
+        show without a model come first.
     """
-    shares = share_out(recipe, load_tokenizer(recipe.model.name))
+    able = []
     for name in names:
+        try:
+            checked = with_algorithm(recipe, name)
+            require_packages(checked, checked_algorithm(checked))
+        except FedKSeedError as error:
+            yield name, error
+        else:
+            able.append(name)
+    shares = share_out(recipe, load_tokenizer(recipe.model.name))
+    for name in able:
         try:
             yield name, measure(recipe, name, shares)
         except FedKSeedError as error:
             yield name, error
 
 
-def measure(recipe: Recipe, algorithm: str, shares: ClientShares | None = None) -> AlgorithmCosts:
-    """Costs of one algorithm on a recipe's model, data and settings; refused where the recipe can't be run with it."""
+def with_algorithm(recipe: Recipe, algorithm: str) -> Recipe:
+    """A recipe with another algorithm, without settings of its own algorithm that protect nobody."""
     training = recipe.training.model_copy(update={"algorithm": algorithm, "rounds": ROUNDS_AWAY + 2})
     recipe = recipe.model_copy(update={"training": training, "save": False, "asynchronous": None})
+    for setting in SPARED - {*algorithm_of(algorithm).strategy.reads}:
+        name, _, key = setting.partition(" ")
+        table = getattr(recipe, name.strip("[]"))
+        default = {field: info.default for field, info in type(table).model_fields.items() if key in ("", field)}
+        recipe = recipe.model_copy(update={name.strip("[]"): table.model_copy(update=default)})
+    return recipe
+
+
+def measure(recipe: Recipe, algorithm: str, shares: ClientShares | None = None) -> AlgorithmCosts:
+    """Costs of one algorithm on a recipe's model, data and settings; refused where the recipe can't be run with it."""
+    recipe = with_algorithm(recipe, algorithm)
     shares = shares or share_out(recipe, load_tokenizer(recipe.model.name))
-    with TemporaryDirectory() as folder:
+    with border("can't keep broadcasts for the measurement"), TemporaryDirectory() as folder:
         bytes_up = _in_a_process(_serve, recipe, shares, Path(folder))
         return _in_a_process(_take_part, recipe, shares, Path(folder), bytes_up)
 

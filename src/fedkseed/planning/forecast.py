@@ -4,8 +4,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any
+
+import numpy as np
 
 from ..data.federated import ClientShares
 from ..randomness import Purpose, generator
@@ -33,11 +35,13 @@ class Forecast:
     too_long: int  # examples left out
     rounds: int
     cohort: int
-    steps: int  # of a client of the first round
+    steps: tuple[int, int]  # local steps of a client and round: the fewest, the most
     bytes_down: int  # to a client and round, at most
     bytes_up: int
-    peak_memory: int  # bytes, of this process with the model loaded and a client's steps taken
-    step_seconds: float
+    peak_memory: int  # bytes, of this process with the model loaded and steps of the slowest client taken
+    slowest: str  # the client with the longest examples, by name
+    step_seconds: float  # of that client
+    quickest_seconds: float  # of a step of the client with the shortest examples
     evaluations: int
     evaluation_seconds: float  # of one evaluation; written answers are not counted
     bytes_of_a_run: int  # between server and clients
@@ -46,7 +50,7 @@ class Forecast:
 
 
 def forecast(recipe: Recipe, progress: Progress | None = None) -> Forecast:
-    """Load a recipe's data and model, measure a few local steps of one client, and count the rest.
+    """Load a recipe's data and model, measure a few local steps of the slowest and the quickest client, count the rest.
 
     Nothing is written. Memory is that of a run in this process; on a GPU it is the part outside of the GPU.
 
@@ -61,8 +65,16 @@ def forecast_of(simulation: Simulation) -> Forecast:
     recipe, shares = simulation.recipe, simulation.shares
     cohort, every = simulation.cohort(0), recipe.evaluation.every
     down, up = _bytes(simulation, cohort)
-    step_seconds, evaluation_seconds = _step_seconds(simulation, cohort[0]), _evaluation_seconds(simulation)
-    sizes, steps = sorted(len(share) for share in shares.clients), simulation.steps(cohort[0])
+    evaluation_seconds = _evaluation_seconds(simulation)
+    lengths = [fmean(len(example.tokens) for example in share) for share in shares.clients]
+    slowest, quickest = lengths.index(max(lengths)), lengths.index(min(lengths))
+    most = _step_seconds(simulation, slowest)
+    least = most if lengths[quickest] == lengths[slowest] else min(most, _step_seconds(simulation, quickest))
+    # a step of a client between them: by the length of its examples
+    seconds = np.interp(lengths, [lengths[quickest], lengths[slowest]], [least, most])
+    counts = [simulation.steps(number) for number in range(len(lengths))]
+    a_turn = float(np.mean(seconds * counts))
+    sizes, steps = sorted(len(share) for share in shares.clients), (min(counts), max(counts))
     evaluations = 2 + ((recipe.training.rounds - 1) // every if every else 0)
     turns = recipe.training.rounds * len(cohort)  # of clients, in all rounds
     return Forecast(
@@ -79,11 +91,13 @@ def forecast_of(simulation: Simulation) -> Forecast:
         bytes_down=down,
         bytes_up=up,
         peak_memory=peak_memory(),
-        step_seconds=step_seconds,
+        slowest=shares.name(slowest),
+        step_seconds=most,
+        quickest_seconds=least,
         evaluations=evaluations,
         evaluation_seconds=evaluation_seconds,
         bytes_of_a_run=turns * (down + up),
-        seconds=turns * steps * step_seconds + evaluations * evaluation_seconds,
+        seconds=turns * a_turn + evaluations * evaluation_seconds,
         notes=tuple(shares.notes),
     )
 
@@ -109,7 +123,9 @@ def sample_upload(simulation: Simulation, round_: int, number: int) -> Any:
 def _step_seconds(simulation: Simulation, number: int) -> float:
     """The median time of a local step after the first; a single step is measured with the sync before it."""
     strategy, watch, begin = simulation.strategy, _FewSteps(), time.perf_counter()
-    messages = Round.begin(strategy, strategy.server.init(), simulation.cohort(0)).whole
+    cohort = simulation.cohort(0)
+    members = cohort if number in cohort else [number, *cohort[1:]]
+    messages = Round.begin(strategy, strategy.server.init(), members).whole
     with suppress(_EnoughStepsError):
         answer(strategy, messages[number], simulation.client(number, watch))
     return median(watch.steps) if watch.steps else time.perf_counter() - begin

@@ -35,11 +35,25 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
             one) or a value that is not allowed.
     """
     path = Path(path)
+    if not path.exists() or path.is_dir():
+        raise FedKSeedError(_no_recipe(path))
     data = read_whole(path, MAX_BYTES, f"the recipe {path}")
     try:
         return parse(changed(tables(data), changes))
     except FedKSeedError as error:
         raise FedKSeedError(f"{path}: {error}") from error
+
+
+def _no_recipe(path: Path) -> str:
+    """The message on a path where no recipe's file is, with what may have been meant."""
+    if path.is_dir():
+        resume = f"; that is a run, which goes on by: fedkseed resume {path}" * (path / "recipe.toml").is_file()
+        return f"can't read the recipe {path}: it is no regular file but a folder{resume}"
+    files = [f"{file}" for file in sorted(path.parent.glob("*.toml"))]
+    near = [f"{path}.toml"] if f"{path}.toml" in files else get_close_matches(f"{path}", files)
+    return f"can't read the recipe {path}: No such file; " + (
+        f"did you mean {near[0]}?" if near else f"write one: fedkseed init {path}"
+    )
 
 
 def own_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:

@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 from rich.table import Table
 
 from ..evaluation.statistics import title_of
-from ..run.round_metrics import telling
+from ..run.round_metrics import METRICS, telling
 from .results import print_tuned_round
-from .terminal import console
+from .terminal import console, say
 from .watch_state import RunView
 
 Columns: TypeAlias = list[tuple[str, Mapping[int, str]]]  # title, and the cells by the number of rounds done
@@ -19,6 +19,7 @@ def metric_columns(view: RunView) -> Columns:
     return [
         (metric.title, {report["round"] + 1: metric.text(report) for report in view.reports})
         for metric in telling(view.reports)
+        if view.timed or metric.name != "virtual time"
     ]
 
 
@@ -37,19 +38,32 @@ def numbers(view: RunView) -> list[int]:
 
 
 def print_rounds(view: RunView) -> None:
-    """Print a table with one row a round; where there are evaluations, round 0 is the base model."""
-    columns = [*metric_columns(view), *score_columns(view)]
-    rows = [[str(done), *(cells.get(done, "") for _, cells in columns)] for done in numbers(view)]
-    titles = ["round", *(title for title, _ in columns)]
+    """Print a table with one row a round; where there are evaluations, round 0 is the base model.
+
+    On a terminal that is too narrow, columns that the line of a round lacks are left out and named.
+    """
+    rounds = ("round", {done: str(done) for done in numbers(view)})
+    columns = [rounds, *metric_columns(view), *score_columns(view)]
     # A title may be broken between words, a number must not be cut.
-    widths = [max(map(len, [*title.split(), *cells])) for title, *cells in zip(titles, *rows, strict=True)]
-    padded = sum(widths) + 3 * len(widths) + 1 <= console.width
+    width_of = {title: max(map(len, [*title.split(), *cells.values()])) for title, cells in columns}
+    absent = list[str]()
+    for spare in [metric.title for metric in reversed(METRICS) if metric.phrase == "" and metric.title in width_of]:
+        if console.is_terminal and sum(width_of.values()) + len(width_of) + 1 > console.width:
+            absent.append(spare)
+            del width_of[spare]
+    columns = [column for column in columns if column[0] in width_of]
+    titles, widths = list(width_of), list(width_of.values())
+    rows = [[cells.get(done, "") for _, cells in columns] for done in numbers(view)]
+    room = console.width - sum(widths) - len(widths) - 1
+    padded = room >= 2 * len(widths)
     table = Table(padding=(0, int(padded)))
     for title, width in zip(titles, widths, strict=True):
-        table.add_column(title, justify="right", min_width=width)
+        table.add_column(title, justify="right", min_width=width, width=width if room >= 0 and not padded else None)
     for row in rows:
         table.add_row(*row)
-    console.print(table, width=max(console.width, sum(widths) + len(widths) + 1), crop=False, soft_wrap=True)
+    console.print(table, crop=False, soft_wrap=True)
+    if absent:
+        say(f"no room here for: {', '.join(absent)}; a wider terminal has it, and --json")
     print_tuned_round(view.best, view.stopped)
 
 

@@ -1,6 +1,6 @@
 """Tables of the costs of algorithms, and of the results of a search for settings."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,17 +16,22 @@ from ..tuned.lm_eval import TaskScore
 from .terminal import console, say, short
 
 
-def print_costs(rows: Sequence[AlgorithmCosts], steps: int) -> None:
-    """Print a table of costs with one row an algorithm."""
-    title = f"A client and round, {steps} local steps; back: after {ROUNDS_AWAY} rounds away"
-    table = Table("algorithm", title=title, box=SIMPLE_HEAD)
-    for name in ("tuned", "down", "down, back", "up", "memory", "sync", "sync, back", "a step"):
-        table.add_column(name, justify="right")
-    for costs in rows:
-        sizes = costs.trainable, costs.bytes_down, costs.bytes_back, costs.bytes_up, costs.peak_memory
-        seconds = costs.sync_seconds, costs.back_seconds, costs.step_seconds
-        table.add_row(costs.algorithm, *map(short, sizes), *(f"{time:.2g} s" for time in seconds))
-    console.print(table)
+def print_costs_head(steps: int) -> None:
+    """Print what a table of costs is of, and the titles of its columns."""
+    say(f"a client and round, {steps} local steps; weights, bytes; back: after {ROUNDS_AWAY} rounds away")
+    say(_costs_row("algorithm", ("tuned", "down", "back", "up", "memory"), ("sync", "back", "a step")))
+
+
+def print_costs(costs: AlgorithmCosts) -> None:
+    """Print the row of an algorithm as soon as it is measured."""
+    sizes = costs.trainable, costs.bytes_down, costs.bytes_back, costs.bytes_up, costs.peak_memory
+    seconds = costs.sync_seconds, costs.back_seconds, costs.step_seconds
+    times = (f"{1e3 * time:.2g} ms" if time < 0.1 else f"{time:.3g} s" for time in seconds)
+    say(_costs_row(costs.algorithm, map(short, sizes), times))
+
+
+def _costs_row(name: str, sizes: Iterable[str], seconds: Iterable[str]) -> str:
+    return f"{name:17}" + "".join(f"{text:>7}" for text in sizes) + "".join(f"{text:>9}" for text in seconds)
 
 
 def print_forecast(costs: Forecast) -> None:
@@ -34,17 +39,19 @@ def print_forecast(costs: Forecast) -> None:
     table = Table(title=f"a run of {costs.algorithm}, which was not begun", box=SIMPLE_HEAD, show_header=False)
     least, usual, most = costs.examples
     minutes, seconds = divmod(round(costs.seconds), 60)
+    span = " to ".join(f"{steps:,}" for steps in dict.fromkeys(costs.steps))
+    quick, slow = f"{costs.quickest_seconds:.3g}", f"{costs.step_seconds:.3g}"
     for name, text in (
         ("weights tuned", f"{costs.weights:,}"),
         ("clients", f"{costs.clients:,} with {least:,} to {most:,} examples, the median {usual:,}"),
         ("training tokens", f"{costs.tokens:,}"),
         ("left out", f"{costs.too_long:,} examples longer than [data] max_tokens"),
         ("held out", f"{costs.held_out:,} examples, evaluated {costs.evaluations} times"),
-        ("a round", f"{costs.cohort} clients, {costs.steps} local steps each; {costs.rounds} rounds"),
+        ("a round", f"{costs.cohort} clients, {span} local steps each; {costs.rounds} rounds"),
         ("bytes a client and round", f"{costs.bytes_down:,} down + {costs.bytes_up:,} up"),
         ("bytes of the run", f"{short(costs.bytes_of_a_run)}B"),
         ("memory", f"{costs.peak_memory / 1e9:.2f} GB with the model loaded, after some steps"),
-        ("a local step", f"{costs.step_seconds:.3g} s"),
+        ("a local step", f"{quick} to {slow} s, by the length of a client's examples; {costs.slowest} takes longest"),
         ("time", f"about {minutes:,} min {seconds} s with one client at a time, written answers not counted"),
     ):
         table.add_row(name, text)

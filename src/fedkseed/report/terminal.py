@@ -47,6 +47,7 @@ def print_rows(titles: Sequence[str], rows: Sequence[Sequence[Any]], as_json: bo
         print_json([dict(zip(titles, row, strict=True)) for row in rows])
         return
     table = Table(*titles)
+    table.columns[0].no_wrap, table.columns[0].min_width = True, max((len(f"{row[0]}") for row in rows), default=0)
     for row in rows:
         table.add_row(*((", ".join(cell) or "none") if isinstance(cell, list) else str(cell) for cell in row))
     console.print(table)

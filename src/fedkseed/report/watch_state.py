@@ -38,6 +38,7 @@ class RunView:
     means: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # of evaluations, by rounds done and metric
     best: int | None = None  # this field and the next: see `Result`
     stopped: str | None = None
+    timed: bool = False  # whether clients are unlike in speed, or rounds asynchronous: else virtual time counts steps
     version: str = ""  # of what the store holds; another one: a round or an evaluation has come, or was undone
 
     @classmethod
@@ -54,6 +55,7 @@ class RunView:
             means={done: Evaluation.of(scores).means for done, scores in store.evaluations().items()},
             best=store.tuned,
             stopped=store.recall(STOPPED),
+            timed=recipe.asynchronous is not None or recipe.clients.slow_share > 0,
             version=version,
         )
 

@@ -65,6 +65,14 @@ COMMIT;
 """
 
 
+def runs_near(path: Path) -> str:
+    """The end of an error's sentence on a path where no run is: runs nearby, or how to start one."""
+    folders = dict.fromkeys((path, path.parent, Path("runs")))
+    near = sorted(f"{file.parent}" for folder in folders for file in folder.glob("*/run.sqlite"))
+    others = f" and {len(near) - 4} more" if len(near) > 4 else ""
+    return f"there are runs at {', '.join(near[:4])}{others}" if near else "start one: fedkseed run RECIPE"
+
+
 class Store:
     """The directory of one run: made by `create`, opened again by `Store(directory)`.
 
@@ -78,7 +86,7 @@ class Store:
         self.recipe, self.metrics = directory / "recipe.toml", directory / "metrics.jsonl"
         self.adapter, self.model = directory / "adapter.safetensors", directory / "model"
         if not self.recipe.is_file():
-            raise FedKSeedError(f"{directory} is not a run's directory (no recipe.toml in it); start one: fedkseed run")
+            raise FedKSeedError(f"{directory} is not a run's directory (no recipe.toml in it); {runs_near(directory)}")
 
     @classmethod
     @contextmanager

@@ -16,7 +16,7 @@ from ..files import read_table
 from ..models.checkpoint import ADAPTERS, adapter_config, require_no_adapters, settle_ties
 from ..models.place import find, require_there
 from ..recipe.schema import ModelTable
-from ..run.store import Store
+from ..run.store import Store, runs_near
 from ..weights.adapter import Adapter
 
 if TYPE_CHECKING:  # a place is looked at before PyTorch is loaded
@@ -135,6 +135,8 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
     """
     if path.is_dir() and (path / "recipe.toml").is_file():
         return _of_run(Store(path), model)
+    if not path.exists():
+        raise FedKSeedError(f"no tuned model at {path}: no such file or folder; {runs_near(path)}")
     if not path.is_dir() and path.suffix != ".gguf":
         return _of_adapter(path, path, model)
     if (path / ADAPTER).is_file():
