@@ -298,13 +298,12 @@ def test_training_rows_that_equal_held_out_rows_are_counted(tmp_path, model_fold
     said = list[str]()
     asked = recipe(tmp_path, model_folder, tmp_path / "a.jsonl", held_out="held_out = 0.25")
     shares = share_out(asked, tokenizer, said.append)
-    training = [e.example for part in shares.clients for e in part]
-    held_out = {e.example for e in shares.held_out}  # 8 of the 18 rows that are held out, as the recipe asks
+    training = {e.example for part in shares.clients for e in part}
     (count,) = re.findall(r"36 repeated, (\d+) for training also held out$", said[0])
-    assert sum(e in held_out for e in training) <= int(count) <= 18
-    assert int(count) > 0
-    # Each row is there twice, so that as many held-out rows are trained on as training rows are held out.
-    assert said[1].startswith(f"warning: {count} of 18 held-out rows are the same as training rows")
+    assert 0 < int(count) <= 18  # of all held-out rows, of which 8 are evaluated
+    also_trained = [k for k, e in enumerate(shares.held_out) if e.example in training]
+    assert shares.also_trained == {"": also_trained}
+    assert said[1].startswith(f"warning: {len(also_trained)} of 8 held-out rows are the same as training rows")
     assert len(said) == 2
     (tmp_path / "clients").mkdir()
     for name in ("a", "b"):  # within a file, repeated rows are refused before
@@ -325,7 +324,41 @@ def test_own_rows_of_a_client_that_others_train_on_are_counted(tmp_path, model_f
     trained = {e.example for part in shares.clients for e in part}
     count = sum(e.example in trained for e in own.examples)
     assert count > 0
-    assert any(line.startswith(f"warning: {count} of 30 held-out rows are the same as training rows") for line in said)
+    assert sum(map(len, shares.also_trained.values())) == len(shares.also_trained["own rows"]) == count
+    assert any(line.startswith(f"warning: {count} of 14 held-out rows are the same as training rows") for line in said)
+
+
+def test_held_out_rows_that_differ_by_case_space_or_punctuation_are_training_rows(tmp_path, model_folder, tokenizer):
+    """Each held-out row is there once more for training, as somebody else types it."""
+
+    def typed(row: dict[str, str], k: int) -> dict[str, str]:
+        question = row["instruction"]
+        ways = [question.upper(), f"  {question.replace(' ', '  ')}\n", question.rstrip("?."), f"“{question}”"]
+        return row | {"instruction": ways[k % 4], "response": row["response"].rstrip("."), "category": "number"}
+
+    capitals = [row for row in rows() if row["category"] == "capital"]
+    every = [*rows(), *(typed(row, k) for k, row in enumerate(capitals))]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in every))
+    said = list[str]()
+    shares = share_out(recipe(tmp_path, model_folder, tmp_path / "a.jsonl"), tokenizer, said.append)
+    assert shares.also_trained == {"": [*range(8)]}
+    assert said[-1].startswith("warning: 8 of 8 held-out rows are the same as training rows, but for capitals")
+    strict = recipe(tmp_path, model_folder, tmp_path / "a.jsonl", max_tokens="max_tokens = 200\nstrict = true")
+    with pytest.raises(FedKSeedError, match=r"line 37: a training row is the same as a held-out row"):
+        share_out(strict, tokenizer)
+
+
+def test_a_client_that_loses_most_of_its_rows_is_named(tmp_path, model_folder, tokenizer):
+    (tmp_path / "clients").mkdir()
+    for name, long in (("hr", 2), ("legal", 20)):
+        made = [row | {"context": "word " * (60 * (k < long))} for k, row in enumerate(rows()[:24])]
+        (tmp_path / "clients" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    lines = {"count": 'split = "files"', "held_out": "held_out = 0.1", "examples": "examples = 2"}
+    said = list[str]()
+    shares = share_out(recipe(tmp_path, model_folder, tmp_path / "clients", **lines), tokenizer, said.append)
+    (line,) = [line for line in said if "less than half" in line]
+    kept = len(shares.clients[1])
+    assert re.fullmatch(f"warning: clients train on less than half of their rows: legal {kept} of \\d+", line)
 
 
 def test_held_out_rows_that_are_too_long_are_counted_and_a_strict_recipe_refuses_them(

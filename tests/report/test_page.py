@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
+from tomllib import loads
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from fedkseed.report import page as report
 from fedkseed.round import Report
 from fedkseed.run.round_metrics import METRICS, Metric
 from fedkseed.run.start_and_resume import start
-from fedkseed.run.store import GAINS, Store
+from fedkseed.run.store import GAINS, NOTES, Store
 from fedkseed.strategies.kseed import State, importance
 
 from ..commands import fedkseed, refused
@@ -274,6 +275,7 @@ def test_an_unfinished_run_shows_what_is_there(unfinished, empty):
     one, none = embedded(report.page([unfinished, empty]))["runs"]
     assert (len(one["rounds"]), one["planned"], [e["done"] for e in one["evaluations"]]) == (1, 3, [0, 1])
     assert (none["rounds"], none["evaluations"], none["directions"], none["clients"]) == ([], [], None, None)
+    assert none["verdict"]["text"].startswith("After 0 of 3 rounds: Can't say")
 
 
 def test_a_loss_that_is_not_finite_is_null(large, plain):
@@ -428,7 +430,7 @@ def test_choices_have_a_tile_a_curve_and_a_table(show, choosing, plain):
     expected = [[label, *map(str, counts)] for label, counts in zip(matrix.labels, matrix.counts, strict=True)]
     assert cells(page, "choices") == [["true response", *matrix.labels], *expected]
     head = "[...document.querySelectorAll('#rounds thead th')].map(c => c.textContent)"
-    assert page.run(head)[:5] == ["round", "held-out loss", "Rouge-L", "choice accuracy", "exact match"]
+    assert page.run(head)[:5] == ["", "held-out loss", "Rouge-L", "choice accuracy", "exact match"]
     assert page.run("document.querySelectorAll('#page b').length") == 0  # labels are texts
     both = show(choosing, plain)
     assert "choice accuracy" in both.run("document.querySelector('header table').innerText")
@@ -447,7 +449,7 @@ def test_the_headline_shows_the_numbers_of_the_store(show, plain):
 
 def test_the_table_has_a_row_a_round(show, plain):
     head, *rows = cells(show(plain), "rounds")
-    assert [row[0] for row in rows] == ["base model", "1", "2", "3"]
+    assert [row[0] for row in rows] == ["base model", "round 1", "round 2", "round 3"]
     at = next(k for k, title in enumerate(head) if title.startswith("local loss"))
     assert [row[at] for row in rows[1:]] == [f"{r['loss']:.4f}" for r in Store(plain).reports()]
 
@@ -514,15 +516,15 @@ def test_hostile_texts_are_shown_as_texts(show, hostile):
 
 def test_unfinished_runs_are_shown(show, unfinished, empty):
     page = show(unfinished, empty)
-    notices = page.run("[...document.querySelectorAll('.notice')].map(notice => notice.textContent)")
-    assert notices == ["stopped: not finished, 1 of 3 rounds so far", "empty: not finished, 0 of 3 rounds so far"]
+    verdicts = page.run("[...document.querySelectorAll('.verdict')].map(verdict => verdict.textContent)")
+    assert [text[:27] for text in verdicts] == ["stopped: After 1 of 3 round", "empty: After 0 of 3 rounds:"]
     assert min(marks(page).values()) >= 1
 
 
 def test_a_run_with_nothing_done_is_shown(show, empty):
     page = show(empty)
     assert marks(page) == {}
-    assert "not finished, 0 of 3 rounds" in page.run("document.querySelector('.notice').textContent")
+    assert page.run("document.querySelector('.verdict.unknown').textContent").startswith("After 0 of 3 rounds")
 
 
 def test_charts_that_do_not_apply_are_left_out(show, averaged, plain):
@@ -550,19 +552,76 @@ def test_runs_that_send_far_more_than_others_share_a_log_scale(show, plain, larg
     assert {"10 kB", "100 kB"} <= set(page.run(ticks))
 
 
-def test_the_comparison_is_whole_in_a_small_window(show, plain, pro):
-    page = show(plain, pro, width=390)
-    cells = page.run("""[...document.querySelectorAll('header td, header tbody th')].map(cell => {
-        const box = cell.getBoundingClientRect();
-        return [box.left, box.right, cell.scrollWidth - cell.clientWidth, cell.dataset.column ?? ''];
-    })""")
-    assert len(cells) == 2 * 9 + 3 * 3  # two runs; three keys in which the recipes differ
-    assert all(left >= 0 and right <= 390 and hidden <= 0 for left, right, hidden, _ in cells)
-    assert {column for *_, column in cells if column} >= {"algorithm", "held-out loss", "Rouge-L", "time", "pro"}
-    assert page.run("getComputedStyle(document.querySelector('header thead')).display") == "none"
+def test_every_table_and_text_is_whole_in_a_small_window(show, plain, pro, choosing, departments, early):
+    """Tables become lists there, each cell beside its column's name; nothing has to be moved sideways."""
+    for runs in ((plain, pro), (choosing,), (departments,), (early,)):
+        page = show(*runs, width=390)
+        page.run("document.querySelectorAll('details').forEach(node => (node.open = true))")
+        assert page.run("getComputedStyle(document.querySelector('thead')).display") == "none"
+        texts = page.run("""[...document.querySelectorAll('main *')].filter(node => node.clientWidth).map(node => {
+            const box = node.getBoundingClientRect();
+            return [box.left, box.right, node.scrollWidth - node.clientWidth, node.outerHTML.slice(0, 80)];
+        })""")
+        assert len(texts) > 100
+        assert [text for left, right, hidden, text in texts if left < 0 or right > 390 or hidden > 0] == []
+    head = "[...document.querySelectorAll('header td')].map(cell => cell.dataset.column)"
+    assert set(show(plain, pro, width=390).run(head)) >= {"algorithm", "held-out loss", "Rouge-L", "time", "pro"}
     wide = show(plain, pro, width=1280)
     assert wide.run("getComputedStyle(document.querySelector('header thead')).display") == "table-header-group"
     assert wide.run("getComputedStyle(document.querySelector('header td')).display") == "table-cell"
+
+
+def test_clients_are_named_in_their_charts(show, departments, plain, tmp_path):
+    names = """[...document.querySelectorAll('#clients figure')].map(
+        figure => [...figure.querySelectorAll('li span')].map(name => name.textContent))"""
+    assert show(departments).run(names) == [["<i>hr", "it"]] * 2
+    counts = show(departments).run("[...document.querySelectorAll('#clients b')].map(count => count.textContent)")
+    assert counts == [*map(str, Store(departments).recall("clients")["examples"]), "2", "2"]
+    assert show(departments).run("document.querySelectorAll('#page i').length") == 0
+    store = Store(Path(shutil.copytree(plain, tmp_path / "served")))
+    with store.transaction() as database:
+        database.execute("DELETE FROM facts WHERE name = 'clients'")
+    served = show(store.directory).run(names)  # a server knows its clients' numbers, and none of their rows
+    assert served == [[f"client {k}" for k in range(1 + max(k for r in store.reports() for k in r["clients"]))]]
+
+
+def test_the_verdict_stands_on_top_with_its_warnings(show, plain, tmp_path):
+    store = Store(Path(shutil.copytree(plain, tmp_path / "warned")))
+    store.remember(NOTES, ["a.csv: 36 rows; 2 repeated", "warning: 2 of 8 held-out rows are <b>"])
+    page = show(store.directory, plain)
+    shown = page.run("[...document.querySelectorAll('header p')].slice(1).map(line => line.textContent)")
+    assert shown[:3] == [
+        "warned: Can't say: 8 held-out rows are too few, hold out 10 or more",
+        "plain: Can't say: 8 held-out rows are too few, hold out 10 or more",
+        "2 of 8 held-out rows are <b>",
+    ]
+    assert page.run("document.querySelector('#clients .note').textContent") == "a.csv: 36 rows; 2 repeated"
+
+
+def test_tiles_fill_rows_of_about_equal_length(show, choosing):
+    tops = show(choosing).run("[...document.querySelectorAll('.tile')].map(t => t.getBoundingClientRect().top)")
+    assert [tops.count(top) for top in sorted(set(tops))] == [4, 3]
+
+
+def test_tuned_answers_have_the_widest_column(show, plain):
+    page = show(plain)
+    widths = page.run("[...document.querySelectorAll('#answers thead th')].map(c => c.getBoundingClientRect().width)")
+    assert widths[-1] == max(widths) > 1.2 * max(widths[:-1])
+
+
+def test_defaults_of_the_recipe_are_folded_away(show, plain):
+    page = show(plain)
+    first, every = page.run("[...document.querySelectorAll('#recipe pre')].map(text => text.textContent)")
+    assert every == (plain / "recipe.toml").read_text()
+    assert loads(first)["training"] == {
+        "algorithm": "fedkseed",
+        "rounds": 3,
+        "steps": 3,
+        "batch_size": 2,
+        "lr": 0.001,
+        "eps": 0.001,
+    }
+    assert page.run("[...document.querySelectorAll('#recipe details')].map(node => node.open)") == [True, False]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -20,18 +20,21 @@ def rounds(directory: Directory, as_json: Json = False) -> None:
 
     fedkseed rounds runs/recipe
     """
+    from ..report.results import print_verdict
     from ..report.rounds import print_rounds, rounds_table
+    from ..report.verdict import RunVerdict
     from ..report.watch_state import RunView
     from ..run.store import Store, runs_near
 
     store = Store(directory)
     if not store.path.exists():
         raise FedKSeedError(f"{directory} has a recipe, and no run of it; {runs_near(directory)}")
-    view = RunView.of(store)
+    view, verdict = RunView.of(store), RunVerdict.of(store)
     if as_json:
-        print_json(rounds_table(view))
+        print_json(rounds_table(view) | {"verdict": verdict})
     else:
         print_rounds(view)
+        print_verdict(verdict)
 
 
 def report(

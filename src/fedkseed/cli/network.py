@@ -148,7 +148,7 @@ def serve(
     wanted, directory = begun(recipe, changes, output, *([Where.PAGE] if page else []))
     with stoppable("goes on from the last finished round"), Bars(wanted.training.rounds) as bars:
         result = run(directory, wanted, certs.resolve(), address, bars)
-    end_run(result, as_json)
+    end_run(result, directory, as_json)
 
 
 def shard(

@@ -133,14 +133,16 @@ def require_packages(what: str, *names: str) -> None:
         raise FedKSeedError(f"{what} the package {lacking[0]}; install it with: pip install 'fedkseed[https]'")
 
 
-def end_run(result: "Result", as_json: bool) -> None:
+def end_run(result: "Result", directory: Path, as_json: bool) -> None:
     """Print the result of a run.
 
     Raises:
         typer.Exit: it has diverged.
     """
     from ..report.results import show_result
+    from ..report.verdict import RunVerdict
+    from ..run.store import Store
 
-    show_result(result, as_json)
+    show_result(result, RunVerdict.of(Store(directory)), as_json)
     if result.diverged:
         raise Exit(DIVERGED)

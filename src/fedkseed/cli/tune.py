@@ -82,7 +82,7 @@ def run(
         from ..run.start_and_resume import start
     with _resumable(directory), Bars(parsed.training.rounds) as bars:
         result = start(parsed, directory, bars, chosen)
-    end_run(result, as_json)
+    end_run(result, directory, as_json)
 
 
 def init(
@@ -182,7 +182,7 @@ def resume(
 
     with _resumable(directory), Bars(recipe.training.rounds) as bars:
         result = resume_run(directory, bars, model, chosen)
-    end_run(result, as_json)
+    end_run(result, directory, as_json)
 
 
 def tune(

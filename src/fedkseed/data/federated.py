@@ -5,7 +5,7 @@ expect.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -26,11 +26,13 @@ from .held_out import (
     separate_categories,
     set_aside,
 )
+from .layouts import normal_form
 from .sources import DataFile, is_here, remarks, require_columns
 from .split import (
     DEFAULT_CATEGORY,
     SHARE_WITHOUT_IT,
     OwnedRow,
+    SourceRows,
     divide,
     hold_out,
     read_files,
@@ -55,6 +57,8 @@ class ClientShares:
     names: list[str] = field(default_factory=list)  # the clients', where files, tasks or a column name them
     settled: dict[str, Any] = field(default_factory=dict)  # keys of [data] that the recipe left open: see `Encoder.of`
     notes: list[str] = field(default_factory=list)  # the lines on files, and on what a user may not expect
+    # Numbers of the examples in each held-out set that are training rows, too; `held_out` has the name "".
+    also_trained: dict[str, list[int]] = field(default_factory=dict)
 
     def digest(self) -> str:
         """A hash over all tokens in their order, by which a run recognises that its data is still the same."""
@@ -91,10 +95,13 @@ def share_out(recipe: Recipe, tokenizer: Any, show: Note = lambda line: None) ->
     recipe = encoder.recipe
     encoder.prepare(sorted([*source.training, *source.held_out], key=lambda row: row.index))
     encoded = encoder.training(training)
-    unseen = {row.example for row in source.held_out}
-    repeated = [row for row in training if row.example in unseen]
+    unseen, forms = (
+        {normal_form(row.example) for row in source.held_out},
+        [normal_form(row.example) for row in training],
+    )
+    repeated = [row for row, form in zip(training, forms, strict=True) if form in unseen]
     _note_files(source.files, note, encoded, repeated=repeated)
-    for remark in encoder.remarks(encoded, len(training), "training rows"):
+    for remark in (*encoder.remarks(encoded, len(training), "training rows"), *_few_left(source, training, encoded)):
         note(remark)
     try:
         shares, names = divide(encoded.examples, encoded.owners, source.owners, recipe)
@@ -104,10 +111,15 @@ def share_out(recipe: Recipe, tokenizer: Any, show: Note = lambda line: None) ->
     recipe.clients.cohort_of(len(shares))
     clients, kept_back = keep_back(shares, names, recipe)
     trained = {e.example for share in clients for e in share}
-    own = [e.example in trained for e, _ in kept_back]
-    _note_repeated_rows(source.held_out, repeated, own, recipe, note)
     every = [row.example for row in (*source.held_out, *source.training)]
     held_out, sets = draw_sets(HeldOutRows(source.held_out, categories, every, kept_back, trained), encoder, note)
+    seen = {form for row, form in zip(training, forms, strict=True) if row.example in trained or row.example.plain}
+    also_trained = {name: _alike(each.examples, seen) for name, each in {"": held_out, **sets}.items()}
+    texts = [
+        normal_form(row.example) in seen for row in source.held_out if row.example.plain
+    ]  # blocks have no row's form
+    total = len(texts) + sum(not e.example.plain for each in (held_out, *sets.values()) for e in each.examples)
+    _note_repeated(sum(map(len, also_trained.values())) + sum(texts), total, repeated, recipe, note)
     evaluated = [*held_out.examples, *(sets[VALIDATION].examples if VALIDATION in sets else [])]
     has_category = any(e.example.category == DEFAULT_CATEGORY for e in evaluated)
     if recipe.data.format == "rows" and recipe.data.held_out == DEFAULT_CATEGORY and not has_category:
@@ -118,7 +130,8 @@ def share_out(recipe: Recipe, tokenizer: Any, show: Note = lambda line: None) ->
     if recipe.evaluation.examples == DEFAULT_EXAMPLES and 0 < len(evaluated) < DEFAULT_EXAMPLES:
         note(f"all {len(evaluated)} held-out examples are evaluated: {DEFAULT_EXAMPLES} is the default, they are fewer")
     counts = len(encoded.too_long), source.too_small
-    return ClientShares(clients, held_out.examples, *counts, held_out.options, sets, names, encoder.settled, notes)
+    parts = held_out.options, sets, names, encoder.settled, notes, also_trained
+    return ClientShares(clients, held_out.examples, *counts, *parts)
 
 
 def own_share(
@@ -223,25 +236,35 @@ def _note_files(
         note(f"{len(others):,} more files: {rows:,} rows{remarks(others)}")
 
 
-def _note_repeated_rows(
-    held_out: Sequence[OwnedRow], repeated: Sequence[OwnedRow], own: Sequence[bool], recipe: Recipe, note: Note
-) -> None:
-    """A line on held-out rows that are also trained on; [data] strict refuses them.
+def _few_left(source: SourceRows, training: Sequence[OwnedRow], encoded: EncodedRows) -> Iterator[str]:
+    """A warning on clients that lose more than half of their rows."""
+    rows = Counter(row.owner for row in training)
+    lost = Counter(row.owner for row in (*encoded.too_long, *encoded.uncounted, *encoded.refused))
+    few = [owner for owner in lost if source.owners[owner] and 2 * lost[owner] > rows[owner]]
+    if few:
+        shown = (f"{source.owners[owner]} {rows[owner] - lost[owner]:,} of {rows[owner]:,}" for owner in few[:5])
+        yield f"warning: clients train on less than half of their rows: {', '.join(shown)}" + ", …" * (len(few) > 5)
+
+
+def _alike(examples: Sequence[Encoded], forms: Set[str]) -> list[int]:
+    """The numbers of the examples whose `normal_form` is among `forms`."""
+    return [number for number, each in enumerate(examples) if normal_form(each.example) in forms]
+
+
+def _note_repeated(count: int, total: int, rows: Sequence[OwnedRow], recipe: Recipe, note: Note) -> None:
+    """A line on the held-out rows that are also trained on, `count` of `total`; [data] strict refuses them.
 
     Args:
-        repeated: the training rows that are the same as some in `held_out`.
-        own: for each row that is kept back from a client, whether one trains on it.
+        rows: the training rows that are the same as some held-out row of the data, drawn or not.
     """
-    examples = {row.example for row in repeated}
-    count = sum(row.example in examples for row in held_out) + sum(own)
-    if count and recipe.data.strict:
-        file = repeated[0].file if repeated else None
+    if recipe.data.strict and (count or rows):
+        file = rows[0].file if rows else None
         raise FedKSeedError(
-            f"{recipe.data.source if file is None else file.place(repeated[0].index)}: a training row is the same as a "
+            f"{recipe.data.source if file is None else file.place(rows[0].index)}: a training row is the same as a "
             "held-out row, whose loss would be too good; remove one of the two, or set [data] strict = false"
         )
     if count:
         note(
-            f"warning: {count:,} of {len(held_out) + len(own):,} held-out rows are the same as training rows, and "
-            "their loss is too good a sign: remove repeated rows ([data] strict = true refuses them)"
+            f"warning: {count:,} of {total:,} held-out rows are the same as training rows, but for capitals, space and "
+            "punctuation, and their loss is too good a sign: remove repeated rows ([data] strict = true refuses them)"
         )

@@ -76,6 +76,16 @@ class Example:
     plain: bool = False  # whether the response is a text that nothing asks for
 
 
+# Quotes and brackets before a word, and signs of punctuation behind one.
+PUNCTUATION = re.compile(r"(?<!\S)[\"'“”„‘’(¿¡]+|[.,;:!?…\"'“”‘’)]+(?!\S)")
+
+
+def normal_form(example: Example) -> str:
+    """The texts of an example as rows are compared: without regard to case, space, punctuation and form of Unicode."""
+    texts = example.instruction, example.context, example.response, *(turn.text for turn in example.turns)
+    return "\0".join(" ".join(PUNCTUATION.sub("", normalize("NFKC", text).casefold()).split()) for text in texts)
+
+
 @dataclass(frozen=True, slots=True)
 class RowLayout:
     """The columns of a kind of rows, by their usual names or by those that a file has."""

@@ -519,8 +519,9 @@ class Recipe(Table):
         tables = {name: getattr(self, name).model_copy(update=values) for name, values in changed.items()}
         return self.model_copy(update=tables)
 
-    def to_toml(self) -> str:
-        return tomli_w.dumps(self.model_dump(exclude_none=True))
+    def to_toml(self, defaults: bool = True) -> str:
+        """The recipe as a file's text, with or without the keys that have their default."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True, exclude_defaults=not defaults))
 
 
 def absolute_path(name: str) -> str:

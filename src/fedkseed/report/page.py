@@ -25,10 +25,11 @@ from ..evaluation import statistics as stats
 from ..files import write_atomically
 from ..recipe.algorithms import ALGORITHMS
 from ..run.round_metrics import METRICS, values
-from ..run.store import GAINS, NOTES, STOPPED, Store
+from ..run.store import NOTES, STOPPED, Store
 from ..strategies.kseed import State, importance
 from .results import SetScores, set_by_set
 from .terminal import finite
+from .verdict import RunVerdict, clients_of, gains_of
 
 
 def write_report(runs: Sequence[Path], output: Path) -> None:
@@ -87,7 +88,8 @@ def account(store: Store, name: str, first: Store) -> dict[str, Any]:
     """All numbers and texts of one run on the page; `first` is the run that the others are compared with."""
     recipe, done = store.load_recipe(), rounds(store)
     return {
-        "name": name, "algorithm": recipe.training.algorithm, "model": recipe.model.name, "data": recipe.data.source,
+        "name": name, "verdict": asdict(RunVerdict.of(store)),
+        "algorithm": recipe.training.algorithm, "model": recipe.model.name, "data": recipe.data.source,
         "planned": recipe.training.rounds,
         "best": store.tuned,  # rounds of the tuned model, where a validation part chooses them
         "stopped": store.recall(STOPPED),  # the reason, where the run has ended early
@@ -96,7 +98,7 @@ def account(store: Store, name: str, first: Store) -> dict[str, Any]:
         "against_first": None if store is first else against(store, first),
         "directions": directions(store, recipe.training.algorithm), "clients": holdings(store, done),
         "gains": stats.gains_table(gains_of(store)),  # of each client whose own rows were measured
-        "recipe": store.recipe.read_text(encoding="utf-8"),
+        "recipe": recipe.to_toml(defaults=False), "defaults": store.recipe.read_text(encoding="utf-8"),
     }  # fmt: skip
 
 
@@ -194,21 +196,11 @@ def directions(store: Store, algorithm: str) -> dict[str, list[float]] | None:
 
 
 def holdings(store: Store, done: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The clients' data, as the store has it, and the number of rounds in which each took part."""
-    clients = store.recall("clients")
-    rounds_of = Counter(client for r in done for client in r["clients"])
-    return clients and {"names": [], **clients, "taken": [rounds_of[k] for k in range(len(clients["examples"]))]}
-
-
-def gains_of(store: Store) -> list[stats.Gain]:
-    """The gain of each client by the tuned model, or by that of the latest evaluation; those that clients have sent."""
-    if (sent := store.recall(GAINS)) is not None:
-        return [stats.Gain.of(table) for table in sent]
-    by_rounds = store.evaluations()
-    if 0 not in by_rounds:
-        return []
-    tuned = store.tuned if store.tuned in by_rounds else max(by_rounds)
-    return stats.gains(stats.Evaluation.of(by_rounds[0]), stats.Evaluation.of(by_rounds[tuned])) if tuned else []
+    """The clients' data where it is known here, and the number of rounds in which each took part."""
+    clients, rounds_of = store.recall("clients"), Counter(client for r in done for client in r["clients"])
+    if not (clients or done):
+        return None
+    return {"names": [], **(clients or {}), "taken": [rounds_of[k] for k in range(clients_of(store))]}
 
 
 def differences(stores: Sequence[Store]) -> dict[str, list[Any]]:

@@ -14,6 +14,7 @@ from .terminal import console, print_json, say
 
 if TYPE_CHECKING:
     from ..run.loop import Result
+    from .verdict import RunVerdict
 
 CLIENTS_SHOWN = 20  # in the table of gains; of more clients, those that gained most and those that lost most
 LABEL_LENGTH, ANSWER_LENGTH = 24, 240  # characters of a text that are shown
@@ -68,10 +69,10 @@ def sets_table(before: stats.Evaluation, after: stats.Evaluation) -> dict[str, A
     }
 
 
-def show_result(result: "Result", as_json: bool) -> None:
-    """Print the result of a run as tables, or as one JSON document."""
+def show_result(result: "Result", verdict: "RunVerdict", as_json: bool) -> None:
+    """Print the result of a run as tables with the verdict below, or as one JSON document."""
     if as_json:
-        print_json(_result_table(result))
+        print_json(_result_table(result) | {"verdict": verdict})
         return
     weights = "tuned without a model" if result.weights is None else f"{result.weights:,} weights tuned"
     if result.before.losses:
@@ -90,6 +91,7 @@ def show_result(result: "Result", as_json: bool) -> None:
     _print_costs(result)
     if result.output is not None:
         say(f"the tuned model is {result.output}")
+    print_verdict(verdict)
 
 
 def _result_table(result: "Result") -> dict[str, Any]:
@@ -207,6 +209,13 @@ def print_tuned_round(best: int | None, stopped: str | None) -> None:
     if best is not None:
         base = "the tuned model is the base model: no round that was evaluated was better"
         say(f"the tuned model is that after {best} rounds" if best else base)
+
+
+def print_verdict(verdict: "RunVerdict") -> None:
+    """Print the verdict on a run, after its warnings."""
+    for warning in verdict.warnings:
+        say(f"warning: {warning}")
+    say(verdict.text)
 
 
 def print_confusion(choices: Sequence[stats.Choice], set_: str = "") -> None:

@@ -95,6 +95,7 @@ class Simulation:
         categories = [dict(sorted(count.items())) for count in counts]
         holdings: dict[str, Any] = {"examples": [*map(len, shares.clients)], "categories": categories}
         holdings |= {"too_long": shares.too_long, "held_out": len(shares.held_out), "names": shares.names}
+        holdings["repeated"] = shares.also_trained
         evaluator = WithModel(self.setup, shares.held_out, self.stopwatch, self.metrics, shares.sets)
         parts = self.recipe, self.strategy, self.identity, self.round, evaluator, self.progress, self.reach
         return Federation(*parts, holdings, shares.notes, lambda: self.receipts, clients=len(shares.clients))

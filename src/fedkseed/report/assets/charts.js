@@ -241,10 +241,41 @@ function told(series, shown, at, X, y) {
 
 // ------------------------------------------------------------------------------------------------ columns
 
-/** Stacked columns {label, parts: [number]}, one path a part however many columns there are. */
-function columns({ bars, parts, x, ...rest }) {
+const NAMED = 24; // bars that are lists with a name each; more are columns, which a pointer names
+
+/** Stacked columns {label, parts: [number]}, one path a part however many columns there are; or a list of a few. */
+function columns({ bars, parts, ...rest }) {
   const legend = parts.map((part) => ({ ...part, block: true }));
-  return figure({ ...rest, legend, draw: (node) => drawColumns(node, { bars, parts: legend, x }) });
+  if (bars.length <= NAMED) return named({ bars, parts: legend, ...rest });
+  return figure({ ...rest, wide: true, legend, draw: (node) => drawColumns(node, { bars, parts: legend, x: "clients" }) });
+}
+
+/** A list of stacked bars, each between its name and its sum. */
+function named({ title, note, bars, parts, text }) {
+  const sums = bars.map((bar) => bar.parts.reduce((a, b) => a + b, 0));
+  const viewBox = `0 0 ${Math.max(1, ...sums)} 1`;
+  const bar = ({ parts: sizes }) => {
+    let sum = 0;
+    return sizes.flatMap((size, k) => {
+      const block = { class: `${parts[k].colour} block`, d: `M${sum},0h${size}v1h${-size}z` };
+      sum += size;
+      return size ? svg("path", block, svg("title", {}, `${parts[k].name}: ${whole(size)}`)) : [];
+    });
+  };
+  const row = (one, k) =>
+    html(
+      "li",
+      {},
+      html("span", {}, one.label),
+      svg("svg", { viewBox, preserveAspectRatio: "none", "aria-hidden": "true" }, bar(one)),
+      html("b", {}, whole(sums[k])),
+    );
+  return html(
+    "figure",
+    { "aria-label": `${title}. ${text}` },
+    html("figcaption", {}, html("h3", {}, title), note && html("p", {}, note), keys(parts)),
+    html("ol", { class: "plot bars" }, bars.map(row)),
+  );
 }
 
 function drawColumns(node, { bars, parts, x }) {

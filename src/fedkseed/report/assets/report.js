@@ -43,25 +43,23 @@ function axis(kind, values) {
 // ----------------------------------------------------------------------------------------------- headline
 
 function headline() {
-  const title = several ? `${runs.length} runs` : runs[0].name;
-  const unfinished = runs.filter((run) => run.rounds.length < run.planned);
+  const notices = runs.flatMap((run) => [run.verdict.kind !== "diverged" && run.stopped, ...run.verdict.warnings]);
+  const verdicts = runs.map((run) =>
+    html(
+      "p",
+      { class: `verdict ${run.verdict.kind}` },
+      several && [sample(run.look), html("strong", {}, `${run.name}: `)],
+      run.verdict.text.replaceAll(/-(?=\d)/g, MINUS),
+    ),
+  );
   return html(
     "header",
     {},
     html("p", { class: "brand" }, "fedkseed report"),
-    html("h1", {}, title),
+    html("h1", {}, several ? `${runs.length} runs` : runs[0].name),
     several ? null : html("p", { class: "lead" }, what(runs[0])),
-    unfinished.map((run) =>
-      html(
-        "p",
-        { class: "notice" },
-        (several ? `${run.name}: ` : "") +
-          (run.stopped ?? `not finished, ${run.rounds.length} of ${plural(run.planned, "round")} so far`),
-      ),
-    ),
-    [...new Set(runs.flatMap((run) => run.notes))]
-      .filter((line) => line.startsWith("warning: "))
-      .map((line) => html("p", { class: "notice" }, line)),
+    verdicts,
+    [...new Set(notices)].filter(Boolean).map((line) => html("p", { class: "notice" }, line)),
     several ? comparison() : [tiles(runs[0]), runs[0].last?.loss_change && html("p", { class: "note" }, PAIRED)],
     several && Object.keys(page.differences).length ? recipesDiffer() : null,
   );
@@ -76,7 +74,7 @@ function tiles(run) {
   const since = base && last !== base ? `from ${loss(base.loss.mean)}, ` : "";
   const best = run.evaluations.reduce((a, b) => ((b.loss.mean ?? Infinity) < (a?.loss.mean ?? Infinity) ? b : a), null);
   const sum = (name) => rounds.reduce((total, r) => total + (r[name] ?? 0), 0);
-  return html(
+  const shown = html(
     "div",
     { class: "tiles" },
     last &&
@@ -111,6 +109,9 @@ function tiles(run) {
         sum("skipped") ? `${plural(sum("skipped"), "probe")} skipped: loss not finite` : null,
       ]),
   );
+  const { length } = shown.children;
+  shown.style.setProperty("--columns", Math.ceil(length / Math.ceil(length / 5))); // rows of about equal length
+  return shown;
 }
 
 /** Lines about choices that their accuracy does not show. */
@@ -151,14 +152,16 @@ function spread(estimate, digits) {
 }
 
 function comparison() {
-  const scored = (estimate, delta, good) => [html("p", {}, spread(estimate, 4)), changed(delta, good, "from base")];
+  const scored = (estimate, delta, good) =>
+    estimate ? html("div", {}, html("p", {}, spread(estimate, 4)), changed(delta, good, "from base")) : "–";
+  const written = runs.some((run) => run.last?.rouge);
   const head = [
     "run",
     "algorithm",
     "rounds",
     "held-out loss",
     `loss against ${runs[0].name}`,
-    "Rouge-L",
+    ...(written ? ["Rouge-L"] : []),
     ...page.scores.map(({ title }) => title),
     "a client and round",
     "sent in all",
@@ -170,7 +173,7 @@ function comparison() {
     `${run.rounds.length} of ${run.planned}`,
     scored(run.last?.loss, run.last?.loss_change, -1),
     changed(run.against_first, -1) ?? "–",
-    scored(run.last?.rouge, run.last?.rouge_change, 1),
+    ...(written ? [scored(run.last?.rouge, run.last?.rouge_change, 1)] : []),
     ...page.scores.map(({ name, good }) =>
       scored(run.last?.others[name]?.mean, run.last?.others[name]?.change, good),
     ),
@@ -178,7 +181,7 @@ function comparison() {
     bytes(run.bytes),
     duration(run.time),
   ]);
-  return table(head, rows, PAIRED, "stack");
+  return [table(head, rows), html("p", { class: "note" }, PAIRED)];
 }
 
 function recipesDiffer() {
@@ -189,24 +192,24 @@ function recipesDiffer() {
     return typeof value === "string" ? value : JSON.stringify(value);
   };
   const rows = Object.entries(page.differences).map(([key, values]) => [html("code", {}, key), ...values.map(text)]);
-  return table(["what the recipes differ in", ...runs.map((run) => run.name)], rows, null, "stack");
+  return table(["what the recipes differ in", ...runs.map((run) => run.name)], rows);
 }
 
-/** A table; one of the kind `stack` becomes a list where the window is narrow, each cell beside its column's name. */
-function table(head, rows, caption, kind = null) {
+/** A table, which becomes a list where the window is narrow, each cell beside its column's name. */
+function table(head, rows, caption = null) {
   const names = head.map((cell) => html("th", { scope: "col" }, cell));
   const line = ([first, ...others]) =>
     html(
       "tr",
       {},
       html("th", { scope: "row" }, first),
-      others.map((cell, k) => html("td", { "data-column": kind && head[k + 1] }, cell)),
+      others.map((cell, k) => html("td", { "data-column": names[k + 1].firstChild.textContent, class: cell === "–" ? "none" : null }, cell)),
     );
   const parts = [html("thead", {}, html("tr", {}, names)), html("tbody", {}, rows.map(line))];
   return html(
     "div",
     { class: "scroll", tabindex: 0 },
-    html("table", { class: kind }, caption && html("caption", {}, caption), parts),
+    html("table", {}, caption && html("caption", {}, caption), parts),
   );
 }
 
@@ -520,7 +523,8 @@ function clients() {
     groups.set(key, [...(groups.get(key) ?? []), run]);
   }
   if (!groups.size) return null;
-  const lines = new Set(runs.flatMap((run) => run.notes));
+  const warned = new Set(runs.flatMap((run) => run.verdict.warnings)); // which stand on top
+  const lines = new Set(runs.flatMap((run) => run.notes).filter((line) => !warned.has(line.replace("warning: ", ""))));
   return section(
     "Clients",
     null,
@@ -534,19 +538,26 @@ function clients() {
 /** What the clients of one run, or of several equal ones, hold and did. */
 function people({ examples, categories, taken, too_long, held_out, names: own }, names) {
   const client = (k) => own[k] ?? `client ${k}`;
-  const order = examples.map((_, k) => k).sort((a, b) => examples[b] - examples[a] || a - b);
+  const active = taken.filter(Boolean).length;
+  const took = (order) => ({
+    title: "Participation",
+    note: "rounds in which each client took part",
+    bars: order.map((k) => ({ label: client(k), parts: [taken[k]] })),
+    parts: [{ name: "rounds", colour: "c0" }],
+    text: `${active} of ${plural(taken.length, "client")} took part at least once`,
+  });
+  if (!examples) return html("div", { class: "charts" }, columns(took([...taken.keys()]))); // the clients' rows are elsewhere
+  const order = [...examples.keys()].sort((a, b) => examples[b] - examples[a] || a - b);
   const parts = kinds(categories);
   const holds = order.map((k) => ({
-    label: `${client(k)}: ${plural(examples[k], "example")}`,
+    label: client(k),
     parts: parts.map((part) => part.count(categories[k])),
   }));
-  const took = order.map((k) => ({ label: client(k), parts: [taken[k]] }));
   const sum = examples.reduce((a, b) => a + b, 0);
-  const active = taken.filter(Boolean).length;
-  const [least, middle, largest] = [order.at(-1), order[order.length >> 1], order[0]].map((k) => examples[k]);
+  const [least, middle, largest] = [order.at(-1), order[order.length >> 1], order[0]];
   const text = [
-    `${plural(examples.length, "client")} hold ${plural(sum, "example")},`,
-    `${least} to ${largest} each, median ${middle}; ${active} took part at least once.`,
+    `${plural(examples.length, "client")} hold ${plural(sum, "example")}: ${client(least)} has ${examples[least]},`,
+    `${client(largest)} ${examples[largest]}, the median is ${examples[middle]}; ${active} took part at least once.`,
     `${plural(too_long, "example")} too long and left out, ${held_out} held out.`,
   ].join(" ");
   return [
@@ -554,24 +565,8 @@ function people({ examples, categories, taken, too_long, held_out, names: own },
     html(
       "div",
       { class: "charts" },
-      columns({
-        title: "Examples",
-        note: "of each client by category, largest client first",
-        bars: holds,
-        parts,
-        x: "clients, largest first",
-        wide: true,
-        text,
-      }),
-      columns({
-        title: "Participation",
-        note: "rounds in which each client took part, in the same order",
-        bars: took,
-        parts: [{ name: "rounds", colour: "c0" }],
-        x: "clients, in the same order",
-        wide: true,
-        text: `${active} of ${examples.length} took part`,
-      }),
+      columns({ title: "Examples", note: "of each client by category", bars: holds, parts, text }),
+      columns(took(order)),
     ),
   ];
 }
@@ -607,17 +602,18 @@ function rounds() {
   const metrics = page.metrics.filter(({ name, always }) => always || every.some((r) => r.metrics[name]));
   const titles = metrics.map(({ title, unit }) => [title, !title.includes(unit) && html("small", {}, unit)]);
   const measured = page.scores.map(({ title }) => title);
-  const head = ["round", "held-out loss", "Rouge-L", ...measured, ...titles, "who took part"];
+  const written = runs.some((run) => run.evaluations.some((e) => e.rouge));
+  const head = ["", "held-out loss", ...(written ? ["Rouge-L"] : []), ...measured, ...titles, "who took part"];
   const tables = runs.map((run) => {
     const scores = new Map(run.evaluations.map((e) => [e.done, e]));
     const scored = (done) => {
       const at = scores.get(done);
       const others = page.scores.map(({ name }) => spread(at?.others[name]?.mean, 4));
-      return [spread(at?.loss, 4), spread(at?.rouge, 4), ...others];
+      return [spread(at?.loss, 4), ...(written ? [spread(at?.rouge, 4)] : []), ...others];
     };
     const base = scores.has(0) ? [["base model", ...scored(0), ...Array(metrics.length + 1).fill("–")]] : [];
     const rows = run.rounds.map((r) => [
-      r.done,
+      `round ${r.done}`,
       ...scored(r.done),
       ...metrics.map(({ name }) => signed(r.texts[name])),
       r.clients.map((k) => run.clients?.names[k] ?? k).join(run.clients?.names.length ? ", " : " "),
@@ -636,7 +632,12 @@ const recipes = () =>
   section(
     "Recipe",
     null,
-    ...runs.map((run) => fold(run, leaf(run.model), !several, html("pre", { tabindex: 0 }, run.recipe))),
+    ...runs.map((run) =>
+      fold(run, "keys that differ from their defaults", !several, [
+        html("pre", { tabindex: 0 }, run.recipe),
+        html("details", {}, html("summary", {}, "all keys"), html("pre", { tabindex: 0 }, run.defaults)),
+      ]),
+    ),
   );
 
 const fold = (run, text, open, content) =>
@@ -679,7 +680,7 @@ function show(data) {
     .getElementById("page")
     .replaceChildren(headline(), links, ...sections, html("footer", {}, `made by fedkseed ${page.version}`));
   bubble.hidden = true;
-  all("figure").forEach((node) => node.redraw());
+  all("figure").forEach((node) => node.redraw?.());
   all("details").forEach((node, k) => (node.open = opened[k] ?? node.open));
   all(".scroll").forEach((node, k) => (node.scrollLeft = across[k] ?? 0));
   const choice = chosen && document.querySelector(`input[name=axis][value=${chosen}]`);
