@@ -14,7 +14,6 @@ from ..evaluation import statistics as stats
 from ..evaluation.statistics import Estimate, Evaluation, Gain
 from ..run.best_round import diverged, lowers_loss
 from ..run.store import GAINS, NOTES, STOPPED, Store
-from .results import SetScores
 
 Kind: TypeAlias = Literal["better", "mixed", "unresolved", "worse", "diverged", "unknown"]
 FEWEST = 10  # rows: two standard errors of fewer say little
@@ -53,7 +52,9 @@ def compared(
         tune: the way to find a rate, which ends an advice; empty: there is none here.
         repeated: number of held-out rows that were left out, since they are training rows, too.
     """
-    count, changes = len(tuned.losses), SetScores("", base, tuned).changes
+    count, shared = len(tuned.losses), [name for name in base.measures if name in tuned.measures]
+    shared = [name for name in shared if len(base.measures[name]) == len(tuned.measures[name])]
+    changes = {name: stats.paired_change(base.measures[name], tuned.measures[name]) for name in shared}
     of_training = f" ({repeated:,} more are also training rows, and don't count)" if repeated else ""
     if count < FEWEST:
         return "unknown", f"Can't say: {count} held-out rows{of_training} are too few, hold out {FEWEST} or more"

@@ -268,7 +268,7 @@ function named({ title, note, bars, parts, text }) {
       {},
       html("span", {}, one.label),
       svg("svg", { viewBox, preserveAspectRatio: "none", "aria-hidden": "true" }, bar(one)),
-      html("b", {}, whole(sums[k])),
+      html("strong", {}, whole(sums[k])),
     );
   return html(
     "figure",
