@@ -90,12 +90,12 @@ def test_the_page_follows_a_run_to_its_end_without_being_loaded_again(chromium, 
         assert run.moment is not None
         (training,) = run.moment.clients["training"]
         shows(f"training: {training}")
-        wait_until(lambda: rows() == ["base model", "1", "2"], "the table of two rounds")
+        wait_until(lambda: rows() == ["base model", "round 1", "round 2"], "the table of two rounds")
         chromium.run("document.querySelector('#recipe details').open = false")
         chromium.run("document.querySelector('input[value=bytes]').click()")
         run.end()
         shows("ended")
-        wait_until(lambda: rows() == ["base model", "1", "2", "3", "4"], "the table of four rounds")
+        wait_until(lambda: rows() == ["base model", *(f"round {n}" for n in range(1, 5))], "the table of four rounds")
         assert chromium.run("document.getElementById('now').dataset.state") == "ended"
         assert chromium.run("document.querySelector('#recipe details').open") is False
         assert "sent by all clients" in chromium.run("document.querySelector('#learning .label').textContent")
