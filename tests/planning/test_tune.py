@@ -193,7 +193,7 @@ def test_a_gain_that_may_be_luck_is_not_suggested():
         ("fedkseed", 2.0, (1, 2, 24)),
         ("fedkseed", 1e4, None),
         ("fedkseed-plus", 0.1, (1, 2, 24)),
-        ("fedkseed-plus", 2.75, (1, 1, 16)),
+        ("fedkseed-plus", 3.15, (1, 1, 16)),
         ("fedkseed-plus", 3.5, (1, 1, 8)),
         ("fedkseed-plus", 1e4, None),
     ],
