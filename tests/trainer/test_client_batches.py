@@ -36,7 +36,6 @@ class Endless(IterableDataset):
         ([[X, Y], [X, Y]], [2]),  # as a DataLoader makes them
         ([X, X], [2]),
     ],
-    ids=str,
 )
 def test_what_is_unambiguous_works(batches, counts):
     assert [len(own) for own in batches_of_clients(batches)] == counts

@@ -36,7 +36,7 @@ QUICK = {"rounds": 1, "steps": 2, "lr": 1e-3}
         ({"metrics": {"accuracy": loss}}, "metrics are computed on held_out: give batches that no client has"),
         ({"held_out": []}, "client held_out has no batch"),
     ],
-    ids=str,
+    ids=lambda case: case if isinstance(case, str) else "-".join(case),
 )
 def test_an_argument_that_is_wrong_is_named(more, text):
     with pytest.raises(fk.FedKSeedError, match=text):
@@ -199,7 +199,7 @@ def test_rounds_are_scored_on_rows_that_no_client_has_and_said():
         ({"lr": "auto"}, "lr is a number or 'search', got 'auto'"),
         ({"local_steps": 1.5}, "local_steps must be a whole number, got 1.5"),
     ],
-    ids=str,
+    ids=lambda case: case if isinstance(case, str) else "-".join(case),
 )
 def test_trainer_refuses_what_it_has_not_when_it_is_made(more, text, tmp_path):
     with pytest.raises(fk.FedKSeedError, match=text):

@@ -24,7 +24,7 @@ EXAMPLES = 64  # that a basis is made of, where the experiment says no other num
 def all_places(experiment: Experiment, output: Path, given: Mapping[str, str], public: str | None) -> Mapping[str, str]:
     """The paths given, and those of what is made where it is missing: the tiny model, and bases."""
     given = ({"model": str(tiny_place(output))} if experiment.scale == "tiny" else {}) | {**given}
-    return _with_basis_place(experiment, output, given, public)
+    return with_basis_place(experiment, output, given, public)
 
 
 def tiny_place(output: Path) -> Path:
@@ -32,7 +32,7 @@ def tiny_place(output: Path) -> Path:
     return output / "models" / "tiny"
 
 
-def _with_basis_place(
+def with_basis_place(
     experiment: Experiment, output: Path, given: Mapping[str, str], public: str | None
 ) -> Mapping[str, str]:
     """The paths given, and the one for `$basis` where the experiment's bases can be made: a folder, or its one file."""
