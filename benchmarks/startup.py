@@ -108,7 +108,7 @@ def cases(folder: Path) -> Iterator[Case]:
     rest = {"basis": ("--data", "dolly-sample", "--output", new), "pin": ()}
     for command, more in (WITH_CHANGES | rest).items():
         words = tuple(command.split())
-        yield Case(command, "no such recipe", (*words, absent, *more), "No such file or directory")
+        yield Case(command, "no such recipe", (*words, absent, *more), "No such file")
         yield Case(command, "no TOML", (*words, broken, *more), "not valid TOML")
         for fault, (change, reason) in FAULTS.items() if command in WITH_CHANGES else ():
             yield Case(command, fault, (*words, recipe, "--set", change.format(folder)), reason)

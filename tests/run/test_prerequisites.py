@@ -73,7 +73,8 @@ def test_no_command_was_forgotten(outcomes):
     from fedkseed.cli import COMMANDS
 
     light = {"directions"}  # has no argument that can be wrong but a device, which PyTorch knows
-    names = {function.__name__.replace("_", "-") for function in COMMANDS} - light
+    functions = [function for family in COMMANDS.values() for function in family]
+    names = {function.__name__.replace("_", "-") for function in functions} - light
     assert names <= {command.split()[0] for command, *_ in outcomes}
 
 
