@@ -88,6 +88,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 _FOLDERS = ("directions", "wire")  # kernels and codecs, as `fedkseed.directions.project`, `fedkseed.wire.encode`
 
 

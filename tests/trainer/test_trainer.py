@@ -131,6 +131,7 @@ KINDS: dict[str, tuple[Any, Any, Any, str, int, float]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.* has seen no batch")
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_of_every_kind_learn_without_their_buffers(kind, tmp_path):
     make, rows, compute_loss, steps_of, steps, lr = KINDS[kind]
@@ -320,6 +321,7 @@ def test_a_checkpoint_that_is_damaged_or_of_another_training_is_refused(tmp_path
     assert done.global_step == 5
 
 
+@pytest.mark.filterwarnings("ignore:.* has seen no batch")
 def test_the_model_is_saved_as_its_class_saves_it_and_as_an_adapter(tmp_path):
     args = arguments(tmp_path, 2, 1e-2)
     trainer = fk.Trainer(vit(), pictures(8, 0), args=args, eps=1e-3)

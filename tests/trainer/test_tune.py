@@ -1,5 +1,6 @@
 """Arguments of `tune` and `Trainer` that a PyTorch user gets wrong, and models as PyTorch users have them."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch.nn.functional import cross_entropy
 import fedkseed as fk
 
 from .test_own_model import batches, loss, made
-from .test_trainer import arguments, pictures, vit
+from .test_trainer import arguments, pictures, same, vit
 
 QUICK = {"rounds": 1, "steps": 2, "lr": 1e-3}
 
@@ -134,7 +135,47 @@ MODELS: dict[str, Any] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:hardly anything was learned")
+def test_batch_norm_that_has_seen_no_batch_is_named():
+    model = MODELS["batch norm"]()
+    with pytest.warns(UserWarning, match="^1 has seen no batch, and steps use its running means as they are: first"):
+        fk.tune(model, loss, batches(), **QUICK)
+    model.train()(batches()[0][0][0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fk.tune(model, loss, batches(), **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"max_norm": 1.0, "epochs": 2}, "fedkseed.tune has no argument max_norm, epochs; see help"),
+        ({"metrics": loss, "held_out": batches()[0]}, "metrics is a function; give functions by name"),
+        (
+            {"metrics": {"spread": lambda m, b: m(b[0])}, "held_out": batches()[0]},
+            r"the metric spread gave a tensor of \(16, 2\), and must give one number",
+        ),
+        ({"held_out": batches()[0][0]}, r"client held_out is a tuple of .*, one batch; put it into a list"),
+    ],
+    ids=lambda case: case if isinstance(case, str) else "-".join(case),
+)
+def test_what_pytorch_users_type_is_named(more, text):
+    with pytest.raises(fk.FedKSeedError, match=text):
+        fk.tune(made(), loss, batches(), **QUICK | more)
+
+
+def test_a_text_is_one_pattern_and_all_names_are_listed():
+    assert fk.tune(made(), loss, batches(), **QUICK, tuned="3.*").adapter.patterns == ("3.*",)
+    assert {*fk.__all__} <= {*dir(fk)}
+
+
+def test_an_adapter_is_applied_without_a_file_and_to_its_base_alone():
+    tuned = fk.tune(model := made(), loss, batches(), **QUICK)
+    assert same(fk.apply(made(), tuned.adapter), model)
+    with pytest.raises(fk.FedKSeedError, match="it wants the Sequential with the weights that it had before"):
+        fk.apply(model, tuned.adapter)
+
+
+@pytest.mark.filterwarnings("ignore:hardly anything was learned", "ignore:.* has seen no batch")
 @pytest.mark.parametrize("steps_of", ["adam", "two points"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_models_of_pytorch_users_learn_and_their_adapters_make_them_again(kind, steps_of):

@@ -40,6 +40,8 @@ def batches_of(client: Any, name: object = 0) -> Sequence[Any]:
     if not sized or isinstance(batches, torch.utils.data.Dataset | Tensor | Mapping | str):
         kind = type(client).__name__
         raise FedKSeedError(f"client {name} is a {kind}; give a list of batches or a DataLoader: {EXPECTED}")
+    if isinstance(batches, tuple) and _is_batch(batches):
+        raise FedKSeedError(f"client {name} is {described(batches)}, one batch; put it into a list: {EXPECTED}")
     if not len(batches):
         raise FedKSeedError(f"client {name} has no batch, and every client needs one; leave it out")
     return batches

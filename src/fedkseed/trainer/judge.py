@@ -23,7 +23,8 @@ LEAST = 0.01  # of the base model's loss: a training that gains less has learned
 FEW = 20  # steps, of which nothing is expected
 START = {"adam": 1e-3, "sgd": 1e-2, "two points": 1e-3}  # the first rate that is tried
 FACTOR = 4.0  # between rates
-CLIMBS, TRIAL_STEPS, TRIAL_CLIENTS = 6, {"adam": 40, "sgd": 40, "two points": 80}, 2
+CLIMBS, TRIAL_STEPS, TRIAL_CLIENTS = 6, {"adam": 40, "sgd": 40, "two points": 80}, BATCHES
+PLATEAU = 0.1  # of the base model's loss: trials that gain less
 ENOUGH = 0.8  # of the best trial's gain: what is best for a few steps is often too much for many
 
 
@@ -103,6 +104,8 @@ class Judge:
     def search_rate(self, kind: str, steps: int, cohort: int | None) -> None:
         """Set the smallest learning rate that gains nearly as much as the best in short trials from the base model.
 
+        Where all gain little, it is the largest that gains.
+
         Rates are a factor of 4 apart. They go upwards until one is far worse, and downwards while the lowest is best.
 
         Args:
@@ -129,8 +132,12 @@ class Judge:
             gains[max(gains) + 1] = gain(start * FACTOR ** (max(gains) + 1))  # past a plateau, too
         while min(gains) > -CLIMBS and gains[min(gains)] == max(gains.values()):
             gains[min(gains) - 1] = gain(start * FACTOR ** (min(gains) - 1))
-        enough = [power for power, gained in gains.items() if gained > 0 and gained >= ENOUGH * max(gains.values())]
-        self.lr = float(f"{start * FACTOR ** min(enough, default=0):.2g}")
+        most = max(gains.values())
+        if most < PLATEAU * abs(self.base):  # a small rate would stay there
+            enough = [max((power for power, gained in gains.items() if gained > 0), default=0)]
+        else:
+            enough = [power for power, gained in gains.items() if gained >= ENOUGH * most]
+        self.lr = float(f"{start * FACTOR ** min(enough):.2g}")
         parties.adjust(self.lr, eps, steps=steps)
 
     def end(self, state: State, steps: int, skipped: int) -> None:
@@ -141,7 +148,8 @@ class Judge:
         if steps >= FEW and self.base - loss < LEAST * abs(self.base):
             warnings.warn(
                 f"hardly anything was learned: the loss on {len(self.places)} of the clients' batches is {loss:.6g}, "
-                f"the base model's {self.base:.6g}. Take a larger lr than {self.lr:g}, more steps, or lr='search'",
+                f"the base model's {self.base:.6g}. Take a larger lr than {self.lr:g}, more steps, or a model that was "
+                "trained on other data",
                 stacklevel=3,
             )
 

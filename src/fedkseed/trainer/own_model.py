@@ -2,6 +2,7 @@
 
 import glob
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -57,7 +58,7 @@ class Parties:
 
     def __init__(
         self, model: nn.Module, loss: Loss, batches: Any, local: LocalWork, *,
-        pool: Pool | None = None, tuned: Sequence[str] | None = None, mode: str = "auto", seed: int = 0,
+        pool: Pool | None = None, tuned: str | Sequence[str] | None = None, mode: str = "auto", seed: int = 0,
         basis: Basis | None = None, wire: str = "compact", server: str = "sgd",
     ) -> None:  # fmt: skip
         model = getattr(model, "_orig_mod", model)  # of torch.compile, whose code would be made anew for each point
@@ -67,7 +68,14 @@ class Parties:
         if local.epochs is not None and not local.backpropagates:
             raise FedKSeedError(f"epochs = {local.epochs} is of steps that take derivatives; give steps to two points")
         self.model, self.loss, self.seed, self.basis = model, loss, seed, basis
-        self.batches, self.patterns = batches_of_clients(batches), tuple(trainable(model) if tuned is None else tuned)
+        patterns = [tuned] if isinstance(tuned, str) else trainable(model) if tuned is None else tuned
+        self.batches, self.patterns = batches_of_clients(batches), tuple(patterns)
+        if fresh := [name for name, seen in model.named_buffers() if name.endswith("num_batches_tracked") and not seen]:
+            warnings.warn(
+                f"{fresh[0].rpartition('.')[0]} has seen no batch, and steps use its running means as they are: first "
+                "run some batches through the model, as in model.train(); [model(x) for x, _ in batches]; model.eval()",
+                stacklevel=3,
+            )
         self._training = [(module, module.training) for module in model.modules()]
         self._trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         try:

@@ -13,11 +13,13 @@ from ..local.work import LocalWork
 from ..round import Report, run_round
 from ..strategies.kseed import State
 from ..weights.adapter import Adapter
-from .client_batches import batches_of
+from .client_batches import batches_of, described
 from .judge import SEARCH, START, UNTIL_FOUND, Judge, searched_eps, searches
 from .own_model import Loss, Parties
 
 Metrics: TypeAlias = Mapping[str, Callable[[Any, Any], Any]]  # of a model and a batch, a number
+
+OPTIONS = ("pool", "tuned", "mode", "seed", "basis", "wire")  # that `Parties` takes
 
 OnRound: TypeAlias = Callable[[Report, dict[str, float]], object]
 
@@ -57,7 +59,7 @@ def tune(
         held_out: batches on which the model is scored before the first round and after each.
         metrics: by name, functions of (model, batch) to a number, as {"accuracy": accuracy}; means over rows count.
         on_round: called with the report and the scores of each round.
-        options: further arguments of `Parties`: pool, tuned, mode, seed, basis, wire.
+        options: further arguments of `Parties`, see OPTIONS: pool, tuned, mode, seed, basis, wire.
 
     Raises:
         DivergedError: the loss has risen far above the base model's, or is not finite; its `best` is the best model.
@@ -66,6 +68,12 @@ def tune(
     Example:
         tuned = fedkseed.tune(model, loss, batches, rounds=20)
     """
+    if unknown := [name for name in options if name not in OPTIONS]:
+        raise FedKSeedError(f"fedkseed.tune has no argument {', '.join(unknown)}; see help(fedkseed.tune)")
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise FedKSeedError(
+            f"metrics is a {type(metrics).__name__}; give functions by name, as {{'accuracy': accuracy}}"
+        )
     if metrics and held_out is None:
         raise FedKSeedError("metrics are computed on held_out: give batches that no client has")
     search_lr, search_eps = searches("lr", lr), searches("eps", eps)
@@ -118,5 +126,9 @@ def scored(parties: Parties, metrics: Metrics, batches: Any) -> dict[str, float]
         rows += count
         sums["loss"] += count * parties.value(batch)
         for name, metric in metrics.items():
-            sums[name] += count * float(metric(parties.model, batch))
+            number = metric(parties.model, batch)
+            try:
+                sums[name] += count * float(number)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise FedKSeedError(f"the metric {name} gave {described(number)}, and must give one number") from error
     return {name: total / rows for name, total in sums.items()}

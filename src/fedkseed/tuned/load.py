@@ -127,12 +127,14 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
 
     Args:
         path: directory of a run, adapter file, folder of `fedkseed export`, any folder of a model or of a LoRA, or a
-            GGUF file.
+            GGUF file, also as package:NAME/FILE.gguf.
         model: the base model, if it has moved.
 
     Raises:
         FedKSeedError: there is no tuned model.
     """
+    if str(path).startswith("package:"):
+        path = find(str(path)).gguf_path or path
     if path.is_dir() and (path / "recipe.toml").is_file():
         return _of_run(Store(path), model)
     if not path.exists():

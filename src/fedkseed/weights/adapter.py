@@ -132,9 +132,11 @@ class Adapter:
         layout = Layout(model, self.patterns)
         weights = Streamed(layout, self.pool.fitted(layout.shapes, self.basis))
         if (digest := weights.base_digest.hex()) != self.base:
+            wanted = f"load {self.provenance['model']} in {self.provenance['dtype']}, {self.storage}"
+            if not self.provenance["dtype"]:  # a model of a user's program
+                wanted = f"it wants the {self.provenance['model']} with the weights that it had before the training"
             raise FedKSeedError(
-                f"the adapter is for a base model with digest {self.base}, this one has {digest}; "
-                f"load {self.provenance['model']} in {self.provenance['dtype']}, {self.storage}"
+                f"the adapter is for a base model with digest {self.base}, this one has {digest}; {wanted}"
             )
         weights.load(self.coefficients)
         try:
@@ -148,13 +150,14 @@ class Adapter:
         weights.keep()
 
 
-def apply(model: "nn.Module", path: str | Path) -> "nn.Module":
-    """Turn a base model into the tuned one with an adapter file or a run's directory; the model is changed in place.
+def apply(model: "nn.Module", path: str | Path | Adapter) -> "nn.Module":
+    """Turn a base model into the tuned one with an adapter, its file or a run's directory, in place.
 
     Example:
         model = fedkseed.apply(load_model("models/base"), "runs/dolly/adapter.safetensors")
     """
-    Adapter.load(path).apply(model)
+    adapter = path if isinstance(path, Adapter) else Adapter.load(path)
+    adapter.apply(model)
     return model
 
 
