@@ -88,7 +88,8 @@ def _judged(store: Store, gains: Sequence[Gain]) -> tuple[Kind, str]:
     last, holdings = max(evaluations, default=0), store.recall("clients") or {}
     if not last or 0 not in evaluations:
         score = f"score it on rows that no client trains on: fedkseed eval {store.directory} --data FILE"
-        why = "no round is evaluated yet" if evaluations else f"there are no held-out rows here; {score}"
+        early = evaluations or not store.reports()
+        why = "no round is evaluated yet" if early else f"there are no held-out rows here; {score}"
         return _by_clients(gains) if gains else ("unknown", f"Can't say: {why}")
     tune = f": fedkseed tune {store.directory / 'recipe.toml'}" if holdings else ""  # needs the rows
     tuned, sign = store.tuned if store.tuned in evaluations else last, diverged(evaluations, by_loss)
