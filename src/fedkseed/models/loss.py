@@ -23,6 +23,7 @@ from .load import positions
 
 CHECKPOINT_ATTRIBUTE = "_gradient_checkpointing_func"  # the function by which transformers runs a layer
 MIN_SHARED = 8  # tokens at the beginning of all texts, from which on a pass of their own is worth it
+CACHES = ("cache", "past_key_values")  # names of a cache, from and until transformers 5.24
 LOGITS_AT_ONCE = 1 << 20  # logits whose losses are computed together
 
 
@@ -184,7 +185,7 @@ def option_losses(
     tokens = torch.tensor([[pad] * (width - len(tail)) + [*tail] for tail in tails], device=device)
     mask = torch.tensor([[1] * shared + [0] * (width - len(tail)) + [1] * len(tail) for tail in tails], device=device)
     after_prompts = None if cache is None else _continued(model, tokens, mask, cache, **last_logits(model, 1))
-    if after_prompts is None or cache is None or after_prompts.past_key_values is not cache:
+    if after_prompts is None or cache is None or _cache_in(after_prompts) is not cache:
         of_no_row, nats = Example("", ""), []
         for prompt, its_options in zip(prompts, options, strict=True):
             alone = [Encoded((*prompt, *option), len(prompt), of_no_row) for option in its_options]
@@ -221,7 +222,7 @@ def _cache_of_beginning(model: nn.Module, texts: Sequence[Sequence[int]], most: 
         return None
     tokens = torch.tensor([texts[0][:shared]], device=next(model.parameters()).device)
     output = _continued(model, tokens, torch.ones_like(tokens), cache, **last_logits(model, 1))
-    if output.past_key_values is not cache:
+    if _cache_in(output) is not cache:
         return None
     cache.batch_repeat_interleave(len(texts))
     return cache
@@ -232,7 +233,7 @@ def _empty_cache(model: nn.Module) -> DynamicCache | None:
 
     None for a model that has no such cache: one with a recurrent state, or with virtual tokens before a text.
     """
-    if has_virtual_tokens(model) or not hasattr(model, "config") or "past_key_values" not in _arguments(model):
+    if has_virtual_tokens(model) or not hasattr(model, "config") or _cache_name(model) is None:
         return None
     cache = DynamicCache(config=cast(Any, model).config)
     return cache if all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers) else None
@@ -264,7 +265,18 @@ def _continued(model: Any, tokens: Tensor, mask: Tensor, cache: Any, **more: Any
     """A model's output for tokens after those in its cache, which grows by them; `mask` is of both."""
     if takes_positions(model):
         more["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-    return model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **more)
+    more |= {_cache_name(model) or CACHES[0]: cache}
+    return model(input_ids=tokens, attention_mask=mask, use_cache=True, **more)
+
+
+def _cache_name(model: nn.Module) -> str | None:
+    """The argument by which a model takes a cache; None: it takes none."""
+    return next((name for name in CACHES if name in _arguments(model)), None)
+
+
+def _cache_in(output: Any) -> Any:
+    """The cache in a model's output."""
+    return next((cache for name in CACHES if (cache := getattr(output, name, None)) is not None), None)
 
 
 def needed(labels: Tensor) -> int:

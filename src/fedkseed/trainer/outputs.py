@@ -104,7 +104,7 @@ def predictions_in(model: nn.Module, outputs: Any) -> Any:
     """The part of a model's outputs that metrics see."""
     if not isinstance(outputs, Mapping):
         return outputs
-    ignored = getattr(getattr(model, "config", None), "keys_to_ignore_at_inference", ("past_key_values",))
+    ignored = getattr(getattr(model, "config", None), "keys_to_ignore_at_inference", ("past_key_values", "cache"))
     return _one_or_all(tuple(part for name, part in outputs.items() if name not in ("loss", *ignored)))
 
 
