@@ -8,10 +8,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 import shamir
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedkseed import FedKSeedError
-from fedkseed.secure.masks import agreed, derived, mask, opened, sealed, share
+from fedkseed.secure.masks import derived, mask, opened, sealed, share
 
 from .rounds import members_of, roster_of
 
@@ -42,13 +41,6 @@ def test_a_mask_is_the_stream_of_its_seed():
     assert np.array_equal(mask(bytes(16), 40, 32), expected[:40])
     assert np.array_equal(mask(bytes(16), 40, 12), expected[:40] % 4096)
     assert not np.array_equal(mask(bytes(16), 64, 12), mask(bytes(15) + b"1", 64, 12))
-
-
-def test_both_owners_find_the_same_secret():
-    one, other = X25519PrivateKey.from_private_bytes(bytes(31) + b"1"), X25519PrivateKey.from_private_bytes(bytes(32))
-    assert agreed(one, other.public_key().public_bytes_raw()) == agreed(other, one.public_key().public_bytes_raw())
-    with pytest.raises(FedKSeedError, match="no public key of a client"):
-        agreed(one, bytes(32))
 
 
 def test_labels_give_secrets_of_their_own():

@@ -1,9 +1,10 @@
 """Secure aggregation: a server learns the sum of a round's uploads, and of no client's upload by itself.
 
-    grid      changes of coefficients as whole numbers, so that masks cancel exactly
-    masks     keys, seeds and masks, and which clients share them
-    member    a client's side: masks its numbers, and gives shares of seeds
-    server    the server's side: asks for shares, and takes the masks off the sum
+    grid           changes of coefficients as whole numbers, so that masks cancel exactly
+    key_exchange   secrets of two keys, and which keys are refused
+    masks          seeds and masks, and which clients share them
+    member         a client's side: masks its numbers, and gives shares of seeds
+    server         the server's side: asks for shares, and takes the masks off the sum
 
 docs/privacy.md says who learns what, and is the definition. Two legs a round:
 

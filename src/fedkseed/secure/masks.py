@@ -13,7 +13,6 @@ import numpy as np
 import shamir
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
@@ -134,14 +133,6 @@ def derived(secret: bytes, context: bytes, *label: object, size: int = KEY) -> b
     """`size` bytes that follow from a secret, the round's context and a label: HKDF with SHA-256."""
     info = b"fedkseed " + " ".join(map(str, label)).encode()
     return HKDF(hashes.SHA256(), size, context, info).derive(secret)
-
-
-def agreed(private: X25519PrivateKey, public: bytes) -> bytes:
-    """The secret that the owners of two keys share."""
-    try:
-        return private.exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError as error:  # one of the few with which everybody would know the secret
-        raise FedKSeedError(f"{public.hex()} is no public key of a client: {error}") from error
 
 
 def mask(seed: bytes, count: int, width: int) -> NDArray[np.uint32]:

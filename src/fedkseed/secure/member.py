@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from ..wire.records import Masked, Run, Shares, Survivors
-from .masks import SEED, MaskRoster, agreed, derived, mask, opened, sealed, share, signed
+from .key_exchange import agreed, require_usable
+from .masks import SEED, MaskRoster, derived, mask, opened, sealed, share, signed
 from .noise import discrete_gaussian
 
 
@@ -67,6 +68,8 @@ class MaskingClient:
         (place,) = np.flatnonzero(roster.members == self.number).tolist() or (None,)
         if place is None or roster.key(place) != self.public:
             raise FedKSeedError(f"client {self.number} is not in this round with its own key")
+        for other in roster.others(place):
+            require_usable(roster.key(other))
         if self.require is not None:
             for number, key in zip(roster.members.tolist(), roster.keys, strict=True):
                 self.require(number, key.tobytes())

@@ -10,6 +10,7 @@ from fedkseed.network.https import registered_keys
 from fedkseed.network.https.connections import Connections, RequestError, StoppableCarrier
 from fedkseed.network.https.registered_keys import FOLDER, RegisteredKeys, RekeyedError, keys_of_run
 from fedkseed.network.protocol.certs import add, make, request, revoke
+from fedkseed.network.protocol.masking_keys import COMMENT
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.network.protocol.signatures import private_key
 
@@ -47,6 +48,13 @@ def test_keys_are_numbered_written_down_and_looked_at(registered, keys):
 def test_a_key_that_is_in_use_twice_is_refused(registered, keys):
     (keys / "client-1.pub").write_text((keys / "client-0.pub").read_text())
     with pytest.raises(FedKSeedError, match=r"two clients of .* have the same key"):
+        registered.register()
+
+
+def test_a_key_for_masks_of_low_order_is_refused_in_a_folder_that_holds_one_already(registered, keys):
+    line, _, _ = (keys / "client-1.pub").read_text().partition(COMMENT)
+    (keys / "client-1.pub").write_text(f"{line}{COMMENT}{bytes(32).hex()}\n")
+    with pytest.raises(FedKSeedError, match=r"client-1.pub: 0{64} is no public key for masks"):
         registered.register()
 
 

@@ -35,8 +35,10 @@ from fedkseed.network.protocol.certs import (
     shown_fingerprint,
 )
 from fedkseed.network.protocol.certs import public as public_line
-from fedkseed.network.protocol.masking_keys import masking_key_in
+from fedkseed.network.protocol.masking_keys import COMMENT, masking_key_in
 from fedkseed.network.protocol.signatures import private_key
+
+from ...secure.test_key_exchange import LOW_ORDER
 
 NOW = datetime.now(UTC)
 
@@ -200,6 +202,17 @@ def test_a_key_of_openssh_is_taken_if_it_is_of_the_right_curve(tmp_path):
         else:
             with pytest.raises(FedKSeedError, match="another key than ecdsa-sha2-nistp256"):
                 add(tmp_path, file.with_suffix(".pub"))
+
+
+@pytest.mark.parametrize("masks", LOW_ORDER, ids=bytes.hex)
+def test_a_key_for_masks_that_hides_nothing_is_refused_when_it_is_added(tmp_path, masks):
+    make(tmp_path / "keys", 0, ["localhost"], 365)
+    public = request(tmp_path / "own")
+    line, _, _ = public.read_text().partition(COMMENT)
+    public.write_text(f"{line}{COMMENT}{masks.hex()}\n")
+    with pytest.raises(FedKSeedError, match=f"own.pub: {masks.hex()} is no public key for masks: everybody would know"):
+        add(tmp_path / "keys", public)
+    assert not [*(tmp_path / "keys").glob("client-*")]
 
 
 def test_keys_that_are_there_twice_private_or_nonsense_are_refused(tmp_path):

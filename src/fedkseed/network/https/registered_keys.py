@@ -18,6 +18,7 @@ from ...run.progress import Progress
 from ...run.store import Store
 from ..protocol import certs
 from ..protocol.carrier import RoundStoppedError
+from ..protocol.masking_keys import masking_key_in
 from ..protocol.server.client_numbers import ClientNumbers
 from ..protocol.signatures import SIGNING, ServerSigning, public_key
 from .connections import Connections
@@ -66,6 +67,7 @@ class RegisteredKeys:
         signing = self.directory / self.transport / SIGNING
         revoked = {*chain(*read_table(signing)["former"])} if signing.exists() else set()
         for number, line in texts.items():
+            masking_key_in(line, f"{paths[number]}: ")
             if line in revoked:
                 raise FedKSeedError(f"{paths[number]} was revoked and can't come back; make client {number} another")
         ClientNumbers.register(self.directory, range(len(lines)), [k for k, line in enumerate(lines) if not line])

@@ -105,12 +105,12 @@ def add(directory: Path, file: Path) -> Path:
     """Give the owner of a public key the next number, and return the key's file in a server's directory.
 
     Raises:
-        FedKSeedError: the file holds no public key on P-256, or one that has a number already; or the directory lacks
-            the key of a client, or can't be written.
+        FedKSeedError: the file holds no public key on P-256, or one that has a number already, or a key for masks that
+            hides nothing; or the directory lacks the key of a client, or can't be written.
     """
     with border(f"can't read {file}"):
         line = file.read_bytes()
-    key, masks = public_key(line, file), masking_key_in(line.decode(errors="replace"))
+    key, masks = public_key(line, file), masking_key_in(line.decode(errors="replace"), f"{file}: ")
     numbered = public_keys(directory) if any(directory.glob("client-*.pub")) else []
     for known in numbered:
         if public_key(known.read_bytes(), known) == key:

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ...errors import FedKSeedError
 from ...files import read_table, read_whole, write_table
+from ...secure.key_exchange import require_usable
 from ...wire.records import KEY
 
 COMMENT = "fedkseed-masks:"
@@ -33,10 +34,20 @@ def masking_comment(identity: ec.EllipticCurvePrivateKey) -> str:
     return COMMENT + public.public_bytes_raw().hex()
 
 
-def masking_key_in(line: str) -> bytes | None:
-    """The public X25519 key in a line of OpenSSH's format; None if its comment holds none."""
+def masking_key_in(line: str, place: str = "") -> bytes | None:
+    """The public X25519 key in a line of OpenSSH's format; None if its comment holds none.
+
+    Args:
+        place: of the line, the beginning of an error.
+
+    Raises:
+        FedKSeedError: it is one of low order, with which masks hide nothing.
+    """
     first = re.search(rf"(?<!\S){COMMENT}(\S*)", line)
-    return bytes.fromhex(first[1]) if first and re.fullmatch(f"[0-9A-Fa-f]{{{2 * KEY}}}", first[1]) else None
+    if first is None or not re.fullmatch(f"[0-9A-Fa-f]{{{2 * KEY}}}", first[1]):
+        return None
+    require_usable(key := bytes.fromhex(first[1]), place)
+    return key
 
 
 def note_masked(directory: Path, run: bytes, round_: int, leg: str, value: bytes) -> None:
