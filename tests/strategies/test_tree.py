@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from fedkseed import FedKSeedError
 from fedkseed.directions import Pool
 from fedkseed.local.work import LocalWork
+from fedkseed.randomness import draw_directions
 from fedkseed.strategies.kseed import KSeed, State
 from fedkseed.strategies.sums import HEAVIEST
 from fedkseed.strategies.tree import ShardAggregator, tree
 from fedkseed.strategy import Settings, Strategy, Trust
 from fedkseed.wire import Broadcast, Run, Subtotal, decode, encode
+from fedkseed.wire.numbers import GRID
 
 from ..test_round import same
 
@@ -103,7 +105,7 @@ def row(value: int, dtype: Any = np.int64) -> np.ndarray:
         ([part(weight=2 * (HEAVIEST // CLIENTS) + 1)], f"its 2 clients {HEAVIEST // CLIENTS} each at most"),
         ([part(values=row(6 * 301 << 16))], "a sum beyond what its clients may report along one direction"),
         ([part(values=row(-(2**63)))], "a sum beyond what its clients may report along one direction"),
-        ([part(counts=row(7, np.uint32))], "more than the 3 scalars of each of its 2 clients"),
+        ([part(counts=row(7, np.uint32))], "has 7 scalars along direction 0, and its 2 clients have drawn it . times"),
         ([part(sizes=row(6 * 101 << 16))], "scalars above what a client may report, 100"),
         ([part(())], "no client of any shard is in the sums of round 1"),
     ],
@@ -114,6 +116,39 @@ def test_what_clients_of_a_shard_could_not_have_sent_is_refused(parts, message):
     with pytest.raises(FedKSeedError, match=message):
         rooted(inner, lambda shard: range(CLIENTS) if shard == 1 else range(0)).aggregate(before, parts)
     assert same(before, inner.server.init())
+
+
+@given(st.integers(0, 2**32), st.booleans(), st.sampled_from(["exact", "sign"]), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_a_shard_cannot_put_all_scalars_of_its_clients_on_few_directions(seed, shared, wire, pro):
+    """The attack: 9 counts, or some of them, moved to directions that the public draws have less often."""
+    rng, inner = np.random.default_rng(seed), server(derivatives=None, wire=wire, shared=shared, importance=pro)
+    start, one = inner.server.init(), 1.0 if wire == "sign" else 100.0
+    some = [inner.client.example(0, client, 1, False, rng) for client in (2, 5, 7)]
+    good = subtotal(inner, inner.server.broadcast(start), 1, some)
+    assert rooted(inner).aggregate(start, [good]).round == 1
+    away = int(rng.choice(np.flatnonzero(good.counts)))
+    to, counts = (away + int(rng.integers(1, 16))) % 16, good.counts.astype(np.int64)
+    moved = int(rng.integers(1, counts[away] + 1))
+    counts[away], counts[to] = counts[away] - moved, counts[to] + moved
+    sizes, counts = counts * int(one / GRID), counts.astype(np.uint32)
+    for changed in (replace(good, counts=counts), replace(good, counts=counts, sizes=sizes, values=sizes)):
+        with pytest.raises(FedKSeedError, match=rf"scalars along direction {to}, and its 3 clients have drawn it"):
+            rooted(inner).aggregate(start, [changed])
+
+
+def test_a_shard_that_claims_little_weight_moves_no_direction_further_than_one_of_its_clients():
+    """The draws of one client bound the mean, whatever the weight that is claimed."""
+    inner = server(derivatives=None)
+    some = [inner.client.example(0, client, 1, False, np.random.default_rng(0)) for client in (2, 5, 7)]
+    good = subtotal(inner, inner.server.broadcast(inner.server.init()), 1, some)
+    times = max(
+        np.unique(draw_directions(1, 0, client, 3, 16, None), return_counts=True)[1].max() for client in (2, 5, 7)
+    )
+    full = good.counts.astype(np.int64) * int(100 / GRID)
+    values = np.where(full == full.max(), good.weight * int(times * 100 / GRID) + 1000, 0)
+    with pytest.raises(FedKSeedError, match="a sum beyond what its clients may report along one direction"):
+        rooted(inner).aggregate(inner.server.init(), [replace(good, sizes=full, values=values)])
 
 
 @pytest.mark.parametrize(

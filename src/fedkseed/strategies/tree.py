@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from ..strategy import Strategy
@@ -22,7 +23,7 @@ from ..wire.records import Broadcast, Subtotal
 from .checks import Arrivals
 from .kseed import KSeed, RoundSum, State
 from .sums import HEAVIEST, MOST, Sum
-from .uploads import KSeedUpload, wire_of
+from .uploads import KSeedUpload, drawn_directions, wire_of
 
 
 def tree(
@@ -49,12 +50,12 @@ class RootAggregator:
     members: Callable[[int], Sequence[int]]
 
     def start(self, state: State, sent: Mapping[int, Any], earlier_states: Any = None) -> RoundSum:
-        run = self.server.settings.run
-        return RoundSum(state, Arrivals.of(run, state, sent), {}, Sum.of([], run.pool.size))
+        run, probabilities = self.server.settings.run, {state.round: self.server.probabilities(state)}
+        return RoundSum(state, Arrivals.of(run, state, sent), probabilities, Sum.of([], run.pool.size))
 
     def add_(self, accumulator: RoundSum, upload: Subtotal) -> None:
         accumulator.arrivals.require(upload)
-        self._require(upload)
+        self._require(upload, accumulator.probabilities[upload.round])
         accumulator.total += Sum(upload.values, upload.weight, upload.sizes, upload.counts.astype(np.int64))
         accumulator.arrivals.note_(upload)
 
@@ -66,12 +67,15 @@ class RootAggregator:
             raise FedKSeedError(f"no client of any shard is in the sums of round {state.round + 1}: is any connected?")
         return self.server.added(state, total)
 
-    def _require(self, subtotal: Subtotal) -> None:
+    def _require(self, subtotal: Subtotal, probabilities: NDArray[np.float32] | None) -> None:
         """Refuse a subtotal that can't be the sum of uploads of clients of its shard that were drawn.
 
         A shard can then do what its clients could do together, and no more.
+
+        Args:
+            probabilities: of the round's directions, from which the draws of each client follow.
         """
-        settings = self.server.settings
+        settings, size = self.server.settings, self.server.settings.run.pool.size
         who, local, n = f"the subtotal of shard {subtotal.client}", settings.local, subtotal.clients.size
         drawn = self.drawn(subtotal.round)
         allowed = {*self.members(subtotal.client)}.intersection(drawn)
@@ -83,16 +87,26 @@ class RootAggregator:
         heaviest = min(HEAVIEST // max(1, len(drawn)), settings.trust.most_examples or HEAVIEST)
         if subtotal.weight > heaviest * n:
             raise FedKSeedError(f"{who} weighs {subtotal.weight}, its {n} clients {heaviest} each at most")
-        if int(subtotal.counts.sum(dtype=np.int64)) > local.scalars * n:
-            raise FedKSeedError(f"{who} has more than the {local.scalars} scalars of each of its {n} clients")
+        times, most = np.zeros(size, np.int64), np.zeros(size, np.int64)  # draws of a direction: by all of them, by one
+        for client in subtotal.clients.tolist():
+            draws = drawn_directions(settings, subtotal.round, client, local.scalars, probabilities)
+            own = np.bincount(draws, minlength=size)
+            times, most = times + own, np.maximum(most, own)
+        if (over := np.flatnonzero(subtotal.counts > times)).size:
+            counted, j = int(subtotal.counts[over[0]]), int(over[0])
+            raise FedKSeedError(
+                f"{who} has {counted} scalars along direction {j}, and its {n} clients have drawn it {times[j]} times"
+            )
         clip = min(local.clip * (1 + 1e-6), MOST * GRID)  # a clip is rounded on its way
-        if np.any(subtotal.sizes * GRID > subtotal.counts * (1.0 if wire_of(settings) == "sign" else clip)):
+        largest = 1.0 if wire_of(settings) == "sign" else clip
+        if np.any(subtotal.sizes * GRID > subtotal.counts * largest):
             raise FedKSeedError(f"{who} has scalars above what a client may report, {local.clip:g}")
         # Where clients send scalars alone, a sum is no larger than its scalars; derivatives bring no sizes.
-        most, sizes = subtotal.weight * min(local.scalars * clip, MOST * GRID) / GRID, subtotal.sizes
-        bounds = np.full(sizes.shape, most) if settings.derivatives else heaviest * sizes.astype(np.float64)
-        values = np.abs(subtotal.values.astype(np.float64))  # abs in float: that of -2^63
-        if np.any(values > np.minimum(bounds, most)):
+        sizes = heaviest * subtotal.sizes.astype(np.float64)
+        if settings.derivatives is not None:
+            most, sizes, largest = np.full(size, local.scalars), np.full(size, np.inf), clip * (1 + 1e-3)  # 8 bits
+        bounds = np.minimum(sizes, subtotal.weight * np.minimum(most * largest, MOST * GRID) / GRID)
+        if np.any(np.abs(subtotal.values.astype(np.float64)) > bounds):  # abs in float: that of -2^63
             raise FedKSeedError(f"{who} has a sum beyond what its clients may report along one direction")
 
 
