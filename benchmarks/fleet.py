@@ -32,11 +32,10 @@ import tomli_w
 
 from bytes import SIZES, STEPS
 from fedkseed import Upload, decode, encode
-from fedkseed.network.https.connections import HELLO
 from fedkseed.network.https.task_files import Stub
 from fedkseed.network.protocol.certs import make as make_keys
 from fedkseed.network.protocol.envelope import Reply, Status, Task
-from fedkseed.network.protocol.signatures import fingerprint, private_key, sign, upload_statement
+from fedkseed.network.protocol.signatures import audience, certificate, private_key, proof_of, sign, upload_statement
 from fedkseed.run.store import Store
 from fedkseed.wire.delta import restore
 from fedkseed.wire.numbers import scalars
@@ -94,8 +93,8 @@ async def client(number: int, keys: Path, port: int, context: ssl.SSLContext, ke
     async with gate:  # limits how many connect at once
         line = Line(*await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost"))
         _, challenge = await line.ask("GET", "/v1/challenge")
-        name = fingerprint(key.public_key())
-        status, found = await line.ask("POST", "/v1/session", challenge + name + sign(key, HELLO + challenge + name))
+        authority = certificate(keys / "ca.pem")
+        status, found = await line.ask("POST", "/v1/session", proof_of(key, authority, "localhost", challenge))
         assert status == 200, found
     token = found.decode().partition('"token":"')[2].partition('"')[0]
     line.headers = f"authorization: Bearer {token}\r\n"
@@ -119,7 +118,9 @@ async def client(number: int, keys: Path, port: int, context: ssl.SSLContext, ke
                 asked = broadcast_of(whole)
                 upload = Upload(asked.run, asked.round, number, 1, 1.0, NUMBERS[number % len(NUMBERS)], asked.wire)
                 made = encode(upload)
-            signature = sign(key, upload_statement(task.nonce, number, task.head, whole, made))
+            signature = sign(
+                key, upload_statement(audience(authority, "localhost"), task.nonce, number, task.head, whole, made)
+            )
             reply = Reply(Status.DONE, made, signature=signature).encode()
             await line.ask("POST", f"/v1/task/{stub.key.hex()}", reply)
 

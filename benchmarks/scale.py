@@ -66,6 +66,9 @@ class AtOnce:
     def nodes(self) -> list[int]:
         return [*range(self.clients)]
 
+    def dialled(self, node: int) -> str:
+        return ""
+
     def send(self, parcels: "Sequence[Parcel]") -> list[str | None]:
         return [str(parcel.node) for parcel in parcels]
 

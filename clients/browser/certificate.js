@@ -81,8 +81,9 @@ export async function certificate(der) {
   const known = kind.tag === OID && hex(kind.data) === ECDSA_SHA256
     && signature?.tag === BITS && signature.data[0] === 0;
   if (!known) throw new Error("a signature of another kind");
+  const { key, fingerprint } = await publicKey(spki.whole);
   return {
-    key: (await publicKey(spki.whole)).key, issuer: issuer.whole, subject: subject.whole, begin, end,
+    key, fingerprint, issuer: issuer.whole, subject: subject.whole, begin, end,
     server: usages.includes(SERVER), body: body.whole, signature: rs(signature.data.subarray(1)),
   };
 }

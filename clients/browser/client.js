@@ -21,6 +21,7 @@ import { Tokenizer } from "./tokenizer.js";
 /** @typedef {(kind: string, what: any) => void} Tell */
 /** @typedef {{
  *   pair: import("./keys.js").Pair, authority: import("./certificate.js").Certificate, store: Store,
+ *   audience: Bytes, dialled: string,
  *   folder: import("./model.js").Folder, rows: File, limits: import("./recipe.js").Limits, tell: Tell }} Owner */
 /** @typedef {{ recipe: import("./recipe.js").Recipe, key: bigint, base: string, model: Llama,
  *   examples: import("./texts.js").Example[] }} Prepared what a recipe asks for, loaded */
@@ -84,7 +85,7 @@ export class Client {
     if (task.keep) await this.#keep(task, log, prepared);
     else if (whole) sent = await this.#trained(task, log, prepared, whole, late);
     else sent = lack(task.message, task.client);
-    const statement = await answerStatement(task, whole ?? task.message, sent);
+    const statement = await answerStatement(this.owner.audience, task, whole ?? task.message, sent);
     const reply = answer(await sign(this.owner.pair.private, statement), sent);
     this.last = { asked, reply };
     return reply;
@@ -92,7 +93,7 @@ export class Client {
 
   /** @param {Task} task */
   async #requireSigned(task) {
-    const { pair, authority } = this.owner;
+    const { audience, pair, authority } = this.owner;
     if (task.signature.every((byte) => byte === 0)) throw broken("a task without a signature");
     let certificate = this.certificate;
     if (task.certificate.length) {
@@ -104,7 +105,7 @@ export class Client {
       }
     }
     if (!certificate) throw new Refusal(UNPREPARED, "", "there is no certificate of the server yet");
-    const statement = await taskStatement(task.whole, pair.public.fingerprint);
+    const statement = await taskStatement(audience, task.whole, pair.public.fingerprint);
     if (!(await verify(certificate.key, statement, task.signature))) {
       throw broken("a task that the server has not signed for this client");
     }

@@ -10,9 +10,10 @@ const P256 = { name: "ECDSA", namedCurve: "P-256" };
 const SIGNED = { name: "ECDSA", hash: "SHA-256" };
 const LINE = "ecdsa-sha2-nistp256";
 
-export const CONNECTION = utf8("fedkseed, version 2: a client proves its key to a server over HTTPS\n");
-const TASK = utf8("fedkseed, version 2: a server asks one client for its answer\n");
-const ANSWER = utf8("fedkseed, version 2: a client answers a broadcast of the server\n");
+const AUDIENCE = utf8("fedkseed, version 3: whom a signature is for\n");
+const CONNECTION = utf8("fedkseed, version 3: a client proves its key to a server over HTTPS\n");
+const TASK = utf8("fedkseed, version 3: a server asks one client for its answer\n");
+const ANSWER = utf8("fedkseed, version 3: a client answers a broadcast of the server\n");
 
 /** A new pair whose private half this browser uses and never shows. @returns {Promise<Pair>} */
 export async function makePair() {
@@ -47,15 +48,24 @@ export async function sign(key, statement) {
 /** @param {CryptoKey} key @param {Bytes} statement @param {Bytes} signature r and s */
 export const verify = (key, statement, signature) => crypto.subtle.verify(SIGNED, key, signature, statement);
 
-/** The statement of a task to the client with a fingerprint. @param {Bytes} data the whole task
+/** Whom signatures are for: the federation of an authority, and its server by the name that is dialled.
+ * @param {Uint8Array} authority fingerprint of its key @param {string} name */
+export const audienceOf = (authority, name) => sha256(AUDIENCE, authority, utf8(name));
+
+/** The statement of a connection. @param {Uint8Array} audience @param {Uint8Array} challenge
  * @param {Uint8Array} fingerprint */
-export async function taskStatement(data, fingerprint) {
-  return join(TASK, data.subarray(36, 60), fingerprint, await sha256(data.subarray(0, -64)));
+export const connectionStatement = (audience, challenge, fingerprint) =>
+  join(CONNECTION, audience, challenge, fingerprint);
+
+/** The statement of a task to the client with a fingerprint. @param {Uint8Array} audience
+ * @param {Bytes} data the whole task @param {Uint8Array} fingerprint */
+export async function taskStatement(audience, data, fingerprint) {
+  return join(TASK, audience, data.subarray(36, 60), fingerprint, await sha256(data.subarray(0, -64)));
 }
 
-/** The statement of an answer. @param {{ nonce: Uint8Array, client: number, head: Uint8Array }} task
+/** The statement of an answer. @param {Uint8Array} audience @param {{ nonce: Uint8Array, client: number, head: Uint8Array }} task
  * @param {Uint8Array} broadcast @param {Uint8Array} upload */
-export async function answerStatement(task, broadcast, upload) {
+export async function answerStatement(audience, task, broadcast, upload) {
   const both = [await sha256(broadcast), await sha256(upload)];
-  return join(ANSWER, task.nonce, u32(task.client), task.head, ...both);
+  return join(ANSWER, audience, task.nonce, u32(task.client), task.head, ...both);
 }

@@ -1,8 +1,8 @@
 /** The connection to a server: a session, its task, the task's files, the reply (docs/session.md). */
 
-import { hex, join } from "./bytes.js";
+import { hex, join, utf8 } from "./bytes.js";
 import { GivenUp } from "./client.js";
-import { CONNECTION, sign } from "./keys.js";
+import { connectionStatement, sign } from "./keys.js";
 import { readStub, readTask, DONE, UNPREPARED } from "./task.js";
 
 /** @typedef {import("./bytes.js").Bytes} Bytes */
@@ -55,12 +55,13 @@ export class Session {
 
   /** Begin a session; the number by which the server knows this client. @returns {Promise<number>} */
   async #begin() {
-    const { pair } = this.client.owner;
+    const { audience, dialled, pair } = this.client.owner;
     this.token = "";
     const challenge = await this.#bytes("/v1/challenge");
-    const proof = join(challenge, pair.public.fingerprint);
-    const signature = await sign(pair.private, join(CONNECTION, proof));
-    const found = await this.#asked("/v1/session", TIMEOUT, join(proof, signature));
+    const { fingerprint } = pair.public;
+    const signature = await sign(pair.private, connectionStatement(audience, challenge, fingerprint));
+    const proof = join(challenge, fingerprint, signature, utf8(dialled));
+    const found = await this.#asked("/v1/session", TIMEOUT, proof);
     if (found.status !== 200) throw new SessionError(`the server refuses your key: ${found.text}`);
     const { client, token, wait } = JSON.parse(new TextDecoder().decode(found.data));
     [this.token, this.wait] = [token, wait];

@@ -22,7 +22,7 @@ export class Refusal extends Error {
   }
 
   get reply() {
-    return join(MAGIC, Uint8Array.of(2, this.status), utf8(this.code));
+    return join(MAGIC, Uint8Array.of(3, this.status), utf8(this.code));
   }
 }
 
@@ -30,7 +30,7 @@ export class Refusal extends Error {
 export const broken = (why) => new Refusal(REFUSED, "task", why);
 
 /** The reply with an answer. @param {Uint8Array} signature @param {Uint8Array} upload */
-export const answer = (signature, upload) => join(MAGIC, Uint8Array.of(2, DONE), signature, upload);
+export const answer = (signature, upload) => join(MAGIC, Uint8Array.of(3, DONE), signature, upload);
 
 /** @typedef {{
  *   keep: boolean, client: number, seconds: number, digest: Bytes, recipe: Bytes, certificate: Bytes, nonce: Bytes,
@@ -39,8 +39,8 @@ export const answer = (signature, upload) => join(MAGIC, Uint8Array.of(2, DONE),
 
 /** The fields of a whole task. Throws a Refusal where it is broken. @param {Bytes} data @returns {Promise<Task>} */
 export async function readTask(data) {
-  if (data.length > 4 && same(data.subarray(0, 4), MAGIC) && data[4] !== 2) {
-    throw new Refusal(REFUSED, "release", `the server speaks version ${data[4]} of the protocol, and this page 2`);
+  if (data.length > 4 && same(data.subarray(0, 4), MAGIC) && data[4] !== 3) {
+    throw new Refusal(REFUSED, "release", `the server speaks version ${data[4]} of the protocol, and this page 3`);
   }
   if (data.length < 194 || !same(data.subarray(0, 4), MAGIC) || (data[5] !== 0 && data[5] !== 128)) {
     throw broken("the server has sent something that is no task");

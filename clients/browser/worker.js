@@ -2,6 +2,7 @@
 
 import { certificate } from "./certificate.js";
 import { Client } from "./client.js";
+import { audienceOf } from "./keys.js";
 import { Session } from "./session.js";
 import { keep, kept } from "./store.js";
 
@@ -33,7 +34,12 @@ async function file(model, name) {
 addEventListener("message", async ({ data }) => {
   const { authority, pair, rows, model, limits, url } = /** @type {Start} */ (data);
   const folder = (/** @type {string} */ name) => file(model, name);
-  const owner = { pair, authority: await certificate(authority), store: { kept, keep }, folder, rows, limits, tell };
+  const trusted = await certificate(authority);
+  const dialled = new URL(url).hostname.replace(/^\[|\]$/g, ""); // an IPv6 address stands in brackets
+  const owner = {
+    pair, authority: trusted, audience: await audienceOf(trusted.fingerprint, dialled), dialled,
+    store: { kept, keep }, folder, rows, limits, tell,
+  };
   await navigator.locks.request("fedkseed", { ifAvailable: true }, async (lock) => {
     if (!lock) throw new Error("another tab of this browser takes part already");
     await new Session(new Client(owner), url).run();

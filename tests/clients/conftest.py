@@ -15,6 +15,7 @@ from fedkseed.network.https import server
 from fedkseed.network.https.browser_page import Page
 from fedkseed.network.https.connections import Connections
 
+from ..network.audiences import AUDIENCES
 from ..network.flower.conftest import setting as setting
 from ..network.ports import free_port
 from ..report.browser import CHROMIUM, Browser, browser
@@ -39,7 +40,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterat
     require_chromium()
     folder, port = tmp_path_factory.mktemp("page"), free_port()
     address = server.Address("127.0.0.1", port, tls=False, page=Page(model_folder))
-    with server.listening(Connections([]), address, 1000, folder), browser(folder) as opened:
+    with server.listening(Connections(AUDIENCES, []), address, 1000, folder), browser(folder) as opened:
         opened.open(f"http://127.0.0.1:{port}/")
         yield opened
 

@@ -112,11 +112,11 @@ FEW = {"heldOut": ["capital"], "leastExamples": 1, "leastBatch": 2, "leastSteps"
 def own_client(setting: Setting, folder: Path, keys: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Client 0: that of `fedkseed join`, whose worker is not a process of its own; it ends when the server has."""
     owner = setting.owner(0)
-    signing = ClientSigning(private_key(keys / "client-0"), certificate(keys / "ca.pem"))
+    signing = ClientSigning(private_key(keys / "client-0"), certificate(keys / "ca.pem"), dialled="localhost")
     worker = TaskHandler(lambda recipe: load_client(owner, recipe), signing)
     monkeypatch.setattr(join, "ask_worker", lambda task, directory, opened: worker.reply(task).encode())
     ca, key = keys / "ca.pem", keys / "client-0"
-    desk = join.WorkerDesk(folder, OwnerSettings(owner, 60.0, str(key), str(ca)))
+    desk = join.WorkerDesk(folder, OwnerSettings(owner, 60.0, str(key), str(ca), "localhost"))
     client = join.HttpsClient(folder, url, ca, key, desk)
 
     def over(seconds: float) -> None:

@@ -295,10 +295,12 @@ def test_tasks_are_answered_as_our_client_answers_them(page):
         const kept = new Map();
         const one = new client.Client({
             pair: {private: secret, public: await keys.publicKey(bytes.unhex(own.public))},
-            authority: await certificate.certificate(bytes.unhex(authority)),
+            authority: await certificate.certificate(bytes.unhex(authority)), dialled: name,
             store: {kept: async (name) => kept.get(name), keep: async (name, value) => kept.set(name, value)},
             folder: async () => { throw new Error('no model') }, rows: new File([], 'none'), limits: recipe.LIMITS,
             tell: () => 0});
+        const trusted = one.owner.authority;
+        one.owner.audience = await keys.audienceOf(trusted.fingerprint, one.owner.dialled);
         const found = [];
         for (const data of received) {
             const reply = await one.reply(bytes.unhex(data), new AbortController().signal);
@@ -307,9 +309,9 @@ def test_tasks_are_answered_as_our_client_answers_them(page):
         return {found, runs: kept.get('logs').size, asked: kept.get('asked').length}"""
     rows = SESSION["received"]
     authority = SESSION["certificates"][0]["bytes"]
-    received = [row["bytes"] for row in rows]
+    received, name = [row["bytes"] for row in rows], SESSION["audiences"][0]["name"]
     modules = "client keys certificate recipe bytes"
-    found = run(page, modules, body, own=own, authority=authority, received=received)
+    found = run(page, modules, body, own=own, authority=authority, received=received, name=name)
     names = [row["name"] for row in rows]
     assert dict(zip(names, found["found"], strict=True)) == {row["name"]: [row["status"], row["code"]] for row in rows}
     assert found["runs"] >= 1

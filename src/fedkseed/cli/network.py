@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Exit, Option
 
 from ..errors import INTERRUPTED, FedKSeedError
-from ..network.protocol.addresses import is_loopback
+from ..network.protocol.addresses import host_of, is_loopback
 from ..report.bars import Bars
 from ..report.terminal import print_json, say
 from ..run.progress import Silent
@@ -224,7 +224,7 @@ def join(
     owner = owner_of(data, model, device, policy, basis, members)
     require_identity(ca, key)
     directory = state or Path("runs") / key.name
-    desk = WorkerDesk(directory, OwnerSettings(owner, idle, str(key.resolve()), str(ca.resolve())))
+    desk = WorkerDesk(directory, OwnerSettings(owner, idle, str(key.resolve()), str(ca.resolve()), host_of(url)))
     client = HttpsClient(directory, url, ca, key, desk)
     say(usable_rows(owner))
     with stoppable("goes on with this client"):

@@ -47,6 +47,7 @@ from .digest_chain import Receipt
 State = TypeVar("State")
 LARGE = 1 << 20  # bytes of a state that gets a file of its own
 NONCES = "nonces"  # the fact with the nonces of a network's tasks, each with the number of rounds done at its beginning
+AUDIENCES = "audiences"  # the fact with those for whom a network's clients have signed their uploads
 REACH = "reach"  # the fact with `Federation.reach`, written after the state before the first round
 STOPPED = "stopped"  # the fact with the reason for which a run has ended early
 DIVERGED = "diverged"  # the fact with the round whose model is tuned, where that reason is divergence

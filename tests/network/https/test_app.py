@@ -15,7 +15,7 @@ from fedkseed.network.https import app, server
 from fedkseed.network.https.connections import Connections
 from fedkseed.network.https.task_files import Stub
 from fedkseed.network.protocol.certs import make
-from fedkseed.network.protocol.signatures import private_key
+from fedkseed.network.protocol.signatures import Audiences, private_key
 
 from ..ports import free_port, wait_for
 from .test_connections import parcel, proof, task
@@ -54,7 +54,7 @@ class Place:
 def place(tmp_path_factory) -> Iterator[Place]:
     keys, port = tmp_path_factory.mktemp("keys"), free_port()
     make(keys, 3, ["localhost"], 2)
-    hub = Connections([private_key(keys / f"client-{number}").public_key() for number in range(3)])
+    hub = Connections(Audiences.of(keys), [private_key(keys / f"client-{number}").public_key() for number in range(3)])
     context = ssl.create_default_context(cafile=str(keys / "ca.pem"))
     with (
         server.listening(hub, server.Address("127.0.0.1", port), LARGEST, keys),

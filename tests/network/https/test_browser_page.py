@@ -11,6 +11,7 @@ from fedkseed.network.https import browser_page as page
 from fedkseed.network.https import server
 from fedkseed.network.https.connections import Connections
 
+from ..audiences import AUDIENCES
 from ..ports import free_port
 
 
@@ -19,7 +20,7 @@ def http(tmp_path_factory, model_folder) -> Iterator[httpx.Client]:
     port = free_port()
     address = server.Address("127.0.0.1", port, tls=False, page=page.Page(model_folder))
     with (
-        server.listening(Connections([]), address, 1000, tmp_path_factory.mktemp("keys")),
+        server.listening(Connections(AUDIENCES, []), address, 1000, tmp_path_factory.mktemp("keys")),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as opened,
     ):
         yield opened

@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedkseed.network.https.connections import AWAY, FRESH, HELLO, Connections, RequestError
+from fedkseed.network.https.connections import AWAY, FRESH, Connections, RequestError
 from fedkseed.network.https.task_files import KEY, Stub
 from fedkseed.network.protocol.carrier import Parcel
-from fedkseed.network.protocol.signatures import fingerprint, sign
+from fedkseed.network.protocol.signatures import fingerprint, proof_of
 
+from ..audiences import AUDIENCES
+from ..protocol.vectors import certificate
 from .test_task_files import task
 
 KEYS = [ec.generate_private_key(ec.SECP256R1()) for _ in range(3)]
@@ -32,13 +35,11 @@ def clock() -> Clock:
 
 @pytest.fixture
 def hub(clock) -> Connections:
-    return Connections([key.public_key() for key in KEYS], clock)
+    return Connections(AUDIENCES, [key.public_key() for key in KEYS], clock)
 
 
 def proof(hub: Connections, key: ec.EllipticCurvePrivateKey, challenge: bytes = b"") -> bytes:
-    challenge = challenge or hub.challenge()
-    name = fingerprint(key.public_key())
-    return challenge + name + sign(key, HELLO + challenge + name)
+    return proof_of(key, hub.audiences.authority, "localhost", challenge or hub.challenge())
 
 
 def begun(hub: Connections, number: int) -> str:
@@ -128,10 +129,11 @@ def test_an_answer_is_taken_once_and_from_its_client_alone(hub, clock):
 def test_a_challenge_is_signed_once_soon_and_with_a_registered_key(hub, clock):
     challenge = hub.challenge()
     good = proof(hub, KEYS[0], challenge)
-    refused(401, lambda: hub.session(good[:-1]))
-    refused(401, lambda: hub.session(bytes(128)))
+    refused(421, lambda: hub.session(good[:-1]))
+    refused(401, lambda: hub.session(bytes(129)))
+    refused(400, lambda: hub.session(good[:128]))
     refused(401, lambda: hub.session(bytes([good[0] ^ 1]) + good[1:]))
-    refused(403, lambda: hub.session(good[:-1] + bytes([good[-1] ^ 1])))
+    refused(403, lambda: hub.session(good[:127] + bytes([good[127] ^ 1]) + good[128:]))
     refused(403, lambda: hub.session(proof(hub, ec.generate_private_key(ec.SECP256R1()))))
     stolen = good[:32] + fingerprint(KEYS[1].public_key()) + good[64:]
     refused(403, lambda: hub.session(stolen))
@@ -140,7 +142,29 @@ def test_a_challenge_is_signed_once_soon_and_with_a_registered_key(hub, clock):
     late = proof(hub, KEYS[0])
     clock.now += FRESH
     refused(401, lambda: hub.session(late))
-    refused(401, lambda: Connections([KEYS[0].public_key()], clock).session(proof(hub, KEYS[0])))
+    refused(401, lambda: Connections(AUDIENCES, [KEYS[0].public_key()], clock).session(proof(hub, KEYS[0])))
+
+
+def test_a_challenge_that_another_server_relays_proves_nothing(clock):
+    """The attack: server B hands out A's challenge, and sits at A as the client that has signed it for B."""
+    names = ("a.example.org", "10.0.0.1", "2001:db8::7", "*.example.net")
+    victim, key = Connections(replace(AUDIENCES, names=frozenset(names)), [KEYS[0].public_key()], clock), KEYS[0]
+    elsewhere = x509.load_der_x509_certificate(certificate("another authority", "another authority"))
+    renewed = x509.load_der_x509_certificate(certificate("authority", "authority", until=2050))
+    dialled = (*names[:3], "b.example.net")
+    for name in dialled:
+        assert victim.session(proof_of(key, AUDIENCES.authority, name, victim.challenge()))[0] == 0
+        assert victim.dialled(0) == name
+    assert victim.session(proof_of(key, renewed, dialled[0], victim.challenge()))[0] == 0
+    for name in dialled:  # of another federation
+        refused(403, lambda name=name: victim.session(proof_of(key, elsewhere, name, victim.challenge())))
+    for name in ("b.example.org", "A.example.org", "a.b.example.net", "example.net", "", "*.example.net.", "x" * 253):
+        refused(
+            421 if name else 400, lambda name=name: victim.session(proof_of(key, renewed, name, victim.challenge()))
+        )
+    signed = proof_of(key, AUDIENCES.authority, "b.example.org", victim.challenge())  # B is of the same authority
+    for name in dialled:
+        refused(403, lambda name=name: victim.session(signed[:128] + name.encode()))
 
 
 def test_a_new_session_ends_the_one_before(hub):

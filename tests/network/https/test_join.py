@@ -14,12 +14,13 @@ import pytest
 
 from fedkseed import FedKSeedError
 from fedkseed.network.https import join, server
-from fedkseed.network.https.connections import HELLO, Connections
+from fedkseed.network.https.connections import Connections
 from fedkseed.network.https.join import HttpsClient, SessionError, WorkerDesk
+from fedkseed.network.protocol.addresses import host_of
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
 from fedkseed.network.protocol.envelope import Code, Reply, Status, Task
-from fedkseed.network.protocol.signatures import fingerprint, private_key, sign
+from fedkseed.network.protocol.signatures import Audiences, certificate, private_key, proof_of
 
 from ..ports import free_port, wait_for
 from .test_connections import parcel
@@ -33,7 +34,7 @@ class EndedError(Exception):
 
 def attendance(directory: Path, url: str, ca: Path, key: Path, owner: Owner) -> HttpsClient:
     """A client as `fedkseed join` makes it."""
-    desk = WorkerDesk(directory, OwnerSettings(owner, 60.0, str(key), str(ca)))
+    desk = WorkerDesk(directory, OwnerSettings(owner, 60.0, str(key), str(ca), host_of(url)))
     return HttpsClient(directory, url, ca, key, desk)
 
 
@@ -42,7 +43,7 @@ def joined(tmp_path, monkeypatch) -> Iterator[tuple[Connections, list[str], dict
     """A server with client 1 connected, what the client says, and the reply that its worker will give."""
     keys, port, said, worker, ends = tmp_path / "keys", free_port(), list[str](), dict[str, Any](), threading.Event()
     make(keys, 2, ["localhost"], 2)
-    hub = Connections([private_key(keys / f"client-{number}").public_key() for number in range(2)])
+    hub = Connections(Audiences.of(keys), [private_key(keys / f"client-{number}").public_key() for number in range(2)])
 
     def relayed(task: bytes, directory: Path, opened: Callable[..., None]) -> bytes:
         worker.get("before", int)()
@@ -198,9 +199,8 @@ def test_a_key_in_two_hands_is_told_to_both_and_one_gives_way(joined, tmp_path):
 
 def begun(hub: Connections, number: int, keys: Path) -> None:
     """Begin another session with the key of a client, as a second process does."""
-    key, challenge = private_key(keys / f"client-{number}"), hub.challenge()
-    name = fingerprint(key.public_key())
-    hub.session(challenge + name + sign(key, HELLO + challenge + name))
+    key, authority = private_key(keys / f"client-{number}"), certificate(keys / "ca.pem")
+    hub.session(proof_of(key, authority, "localhost", hub.challenge()))
 
 
 @pytest.mark.parametrize("connected", [False, True], ids=["at first", "after it was right"])

@@ -12,7 +12,7 @@ from fedkseed.network.https import server
 from fedkseed.network.https.connections import Connections
 from fedkseed.network.https.task_files import Stub
 from fedkseed.network.protocol.certs import make
-from fedkseed.network.protocol.signatures import private_key
+from fedkseed.network.protocol.signatures import Audiences, private_key
 
 from ...report.browser import ended
 from ..ports import accepts, find_nginx, free_port, wait_for
@@ -43,7 +43,7 @@ def through(tmp_path, request) -> Iterator[Place]:
     changed = changed.replace("0.0.0.0:8443", f"127.0.0.1:{port}").replace("daemon off;", "daemon off; user root;")
     changed = re.sub(r"worker_(processes|rlimit_nofile|connections) \w+", r"worker_\1 1000", changed)
     (tmp_path / "nginx.conf").write_text(changed.replace("worker_processes 1000", "worker_processes 1"))
-    hub = Counting([private_key(keys / f"client-{number}").public_key() for number in range(2)])
+    hub = Counting(Audiences.of(keys), [private_key(keys / f"client-{number}").public_key() for number in range(2)])
     context = ssl.create_default_context(cafile=str(keys / "ca.pem"))
     command = [str(find_nginx()), "-c", str(tmp_path / "nginx.conf"), "-e", "stderr"]
     with (

@@ -12,7 +12,7 @@ from fedkseed.network.https.registered_keys import FOLDER, RegisteredKeys, Rekey
 from fedkseed.network.protocol.certs import add, make, request, revoke
 from fedkseed.network.protocol.masking_keys import COMMENT
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
-from fedkseed.network.protocol.signatures import private_key
+from fedkseed.network.protocol.signatures import Audiences, private_key
 
 from ...run import synthetic
 from ..flower.conftest import Notes
@@ -89,7 +89,7 @@ def test_a_revoked_key_cannot_come_back(registered, keys):
 @pytest.fixture
 def connections(registered) -> Connections:
     """The connections of the clients whose keys are registered."""
-    connections = Connections((), has_key=registered.has)
+    connections = Connections(Audiences.of(registered.folder), (), has_key=registered.has)
     registered.take_up(connections)
     return connections
 

@@ -60,6 +60,9 @@ class Direct:
     def nodes(self) -> list[int]:
         return [*self.workers]
 
+    def dialled(self, node: int) -> str:
+        return ""
+
     def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
         made = {next(self._keys): parcel for parcel in parcels}
         self.sent |= made

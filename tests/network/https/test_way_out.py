@@ -19,7 +19,7 @@ from fedkseed.network.https.connections import Connections
 from fedkseed.network.https.join import HttpsClient
 from fedkseed.network.https.way_out import proxy_of, through
 from fedkseed.network.protocol.certs import make
-from fedkseed.network.protocol.signatures import private_key
+from fedkseed.network.protocol.signatures import Audiences, private_key
 
 from ..ports import free_port, wait_for
 from .test_join import EndedError
@@ -93,7 +93,7 @@ class Desk:
 def federation(tmp_path: Path) -> Iterator[tuple[Connections, int, Path]]:
     keys, port = tmp_path / "keys", free_port()
     make(keys, 1, [NAME, "localhost"], 2)
-    hub = Connections([private_key(keys / "client-0").public_key()])
+    hub = Connections(Audiences.of(keys), [private_key(keys / "client-0").public_key()])
     with server.listening(hub, server.Address("127.0.0.1", port), 500, keys):
         yield hub, port, keys
 

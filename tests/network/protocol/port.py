@@ -38,7 +38,7 @@ class Reply(Exception):  # noqa: N818 - no error: a reply without an answer
 
     def __init__(self, status: int, code: str = "") -> None:
         super().__init__(code)
-        self.data = b"FKSt\x02" + bytes([status]) + code.encode()
+        self.data = b"FKSt\x03" + bytes([status]) + code.encode()
 
 
 # --- directions.md ------------------------------------------------------------------------------
@@ -231,15 +231,18 @@ class Port:
     Args:
         state: a file for the logs of runs.
         smallest: batch that it answers; the limit of its owner.
+        dialled: the name of its server, until it dials one.
     """
 
     def __init__(
         self, key: ec.EllipticCurvePrivateKey, ca: x509.Certificate, model: Path | None, rows: Path, state: Path,
-        smallest: int = 4,
+        smallest: int = 4, dialled: str = "",
     ) -> None:  # fmt: skip
         self.key, self.ca, self.model, self.rows, self.state, self.smallest = key, ca, model, rows, state, smallest
         form = serialization.PublicFormat.SubjectPublicKeyInfo
         self.fingerprint = sha256(key.public_key().public_bytes(serialization.Encoding.DER, form))
+        self.authority = sha256(ca.public_key().public_bytes(serialization.Encoding.DER, form))
+        self.audience = reading.audience(self.authority, dialled)
         self.logs: dict[str, Any] = json.loads(state.read_text()) if state.exists() else {}
         self.issued: dict[bytes, int] = {}
         self.certificate: x509.Certificate | None = None
@@ -279,8 +282,11 @@ class Port:
             return found.content
 
         challenge = get("/v1/challenge")
+        name = http.base_url.host
+        self.audience = reading.audience(self.authority, name)
         proof = challenge + self.fingerprint
-        found = http.post("/v1/session", content=proof + self.sign(reading.CONNECTION + proof))
+        proof += self.sign(reading.CONNECTION + self.audience + proof) + name.encode()
+        found = http.post("/v1/session", content=proof)
         if found.status_code != 200:
             raise ConnectionError(found.text)
         token = {"authorization": f"Bearer {found.json()['token']}"}
@@ -323,12 +329,12 @@ class Port:
             broadcast, upload = task["message"], message(task["message"], 7, 0, struct.pack("<I", task["client"]))
         else:
             broadcast, upload = whole, self._trained(task, whole)
-        reply = b"FKSt\x02\0" + self.sign(reading.answer_statement(task, broadcast, upload)) + upload
+        reply = b"FKSt\x03\0" + self.sign(reading.answer_statement(self.audience, task, broadcast, upload)) + upload
         self.last = asked, reply
         return reply
 
     def _sound(self, data: bytes) -> dict[str, Any]:
-        if data[:4] == b"FKSt" and data[4] != 2:
+        if data[:4] == b"FKSt" and data[4] != 3:
             raise Reply(2, "release")
         if len(data) < 194 or data[5] not in (0, 128):
             raise Reply(2, "task")
@@ -353,7 +359,7 @@ class Port:
             key: Any = certificate.public_key()
             assert ExtendedKeyUsageOID.SERVER_AUTH in usage
             assert all(one.not_valid_before_utc <= now <= one.not_valid_after_utc for one in (certificate, self.ca))
-            statement = reading.task_statement(data, self.fingerprint)
+            statement = reading.task_statement(self.audience, data, self.fingerprint)
             key.verify(encode_dss_signature(r, s), statement, ec.ECDSA(hashes.SHA256()))
         except (InvalidSignature, ValueError, x509.ExtensionNotFound, AssertionError):
             raise Reply(2, "task") from None

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 WORD, LONG = (1 << 32) - 1, (1 << 128) - 1
-CONNECTION = b"fedkseed, version 2: a client proves its key to a server over HTTPS\n"
-TASK = b"fedkseed, version 2: a server asks one client for its answer\n"
-ANSWER = b"fedkseed, version 2: a client answers a broadcast of the server\n"
+AUDIENCE = b"fedkseed, version 3: whom a signature is for\n"
+CONNECTION = b"fedkseed, version 3: a client proves its key to a server over HTTPS\n"
+TASK = b"fedkseed, version 3: a server asks one client for its answer\n"
+ANSWER = b"fedkseed, version 3: a client answers a broadcast of the server\n"
 LOG = b"fedkseed, version 2: the rounds of a run\n"
 
 
@@ -159,13 +160,17 @@ def whole_task(stub: bytes, files: dict[bytes, bytes]) -> bytes:
     return rest[:130] + recipe + certificate + rest[130:-64] + message + rest[-64:]
 
 
-def task_statement(data: bytes, fingerprint: bytes) -> bytes:
-    return TASK + data[36:52] + data[52:60] + fingerprint + sha256(data[:-64])
+def audience(authority: bytes, name: str) -> bytes:
+    return sha256(AUDIENCE, authority, name.encode())
 
 
-def answer_statement(task: dict[str, Any], broadcast: bytes, upload: bytes) -> bytes:
+def task_statement(audience: bytes, data: bytes, fingerprint: bytes) -> bytes:
+    return TASK + audience + data[36:52] + data[52:60] + fingerprint + sha256(data[:-64])
+
+
+def answer_statement(audience: bytes, task: dict[str, Any], broadcast: bytes, upload: bytes) -> bytes:
     number = struct.pack("<I", task["client"])
-    return ANSWER + task["nonce"] + number + task["head"] + sha256(broadcast) + sha256(upload)
+    return ANSWER + audience + task["nonce"] + number + task["head"] + sha256(broadcast) + sha256(upload)
 
 
 def head_of(before: bytes | None, link: bytes) -> bytes:

@@ -59,21 +59,21 @@ def test_a_reply_comes_back_as_it_was(message, signature):
 
 
 def test_a_refusal_is_laid_out_as_in_version_1_and_the_other_way_round():
-    assert Reply(Status.REFUSED, text="no").encode() == b"FKSt\x02\x02no"
+    assert Reply(Status.REFUSED, text="no").encode() == b"FKSt\x03\x02no"
     assert Reply.decode(b"FKSt\x01\x02no") == Reply(Status.REFUSED, text="no")
-    with pytest.raises(FedKSeedError, match="speaks version 1 of tasks, this one 2"):
+    with pytest.raises(FedKSeedError, match="speaks version 1 of tasks, this one 3"):
         Reply.decode(b"FKSt\x01\x00" + bytes(100))
 
 
 def test_an_answer_without_room_for_a_signature_is_refused():
     with pytest.raises(FedKSeedError, match="begins with a signature of 64 bytes, got 63"):
-        Reply.decode(b"FKSt\x02\x00" + bytes(63))
+        Reply.decode(b"FKSt\x03\x00" + bytes(63))
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_task_or_a_reply_or_refused(data):
     for kind in (Task, Reply):
-        for head in (b"", b"FKSt\x02\x00", b"FKSt\x02\x02"):
+        for head in (b"", b"FKSt\x03\x00", b"FKSt\x03\x02"):
             try:
                 made = kind.decode(head + data)
             except FedKSeedError:
@@ -108,7 +108,7 @@ def test_a_task_that_announces_more_than_it_holds_is_refused():
     with pytest.raises(FedKSeedError, match="at least 194 bytes, got status 0 and"):
         Task.decode(task(recipe=b"", message=b"").encode()[:-1])
     with pytest.raises(FedKSeedError, match="at least 194 bytes, got status 1 and"):
-        Task.decode(b"FKSt\x02\x01" + task().encode()[6:])
+        Task.decode(b"FKSt\x03\x01" + task().encode()[6:])
 
 
 def test_a_refusal_of_another_version_can_be_read_and_nothing_else_of_it():
@@ -118,7 +118,7 @@ def test_a_refusal_of_another_version_can_be_read_and_nothing_else_of_it():
     for other in (Reply(Status.DONE, b"x").encode(), task().encode()):
         data = bytearray(other)
         data[4] = 9
-        with pytest.raises(FedKSeedError, match="speaks version 9 of tasks, this one 2"):
+        with pytest.raises(FedKSeedError, match="speaks version 9 of tasks, this one 3"):
             (Task if other[5:6] == b"\0" and len(other) > 20 else Reply).decode(bytes(data))
 
 

@@ -26,7 +26,7 @@ from fedkseed.wire.records import Upload
 
 from ..https.network import network
 from . import port, reading
-from .vectors import KEYS, PATH, certificates
+from .vectors import KEYS, NAMES, PATH, certificates
 
 VECTORS = json.loads(PATH.read_text())
 WIRE = json.loads(PATH.parents[2].joinpath("wire", "vectors.json").read_text())
@@ -44,7 +44,7 @@ def test_the_port_imports_nothing_of_ours(module):
 
 def test_the_port_answers_the_vectors_as_our_client_does(tmp_path):
     authority = x509.load_der_x509_certificate(certificates()["authority"])
-    client = port.Port(KEYS["client 0"], authority, None, tmp_path / "rows", tmp_path / "logs.json")
+    client = port.Port(KEYS["client 0"], authority, None, tmp_path / "rows", tmp_path / "logs.json", dialled=NAMES[0])
     for vector in VECTORS["received"]:
         reply = client.reply(bytes.fromhex(vector["bytes"]))
         assert (reply[5], reply[6:].decode()) == (vector["status"], vector["code"]), vector["name"]

@@ -11,12 +11,21 @@ from fedkseed import FedKSeedError
 from fedkseed.cli import app
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.envelope import Task
-from fedkseed.network.protocol.receipt_checks import held_keys, nonce_of, require_seen, signature_check
+from fedkseed.network.protocol.receipt_checks import (
+    held_keys,
+    nonce_of,
+    remember_audiences,
+    require_seen,
+    signature_check,
+)
 from fedkseed.network.protocol.run_history import HISTORY_FILE, RunHistory
 from fedkseed.network.protocol.server.serving import current_nonce
 from fedkseed.network.protocol.signatures import (
     SIGNING,
+    Audiences,
     ServerSigning,
+    audience,
+    certificate,
     keys_of_run,
     private_key,
     sign,
@@ -40,14 +49,17 @@ def public(keys: Path, *numbers: int) -> list[str]:
     return [(keys / f"client-{number}.pub").read_text().strip() for number in numbers]
 
 
-def go_on(store: Store, keys: Path, numbers: list[int], stop: int | None = None) -> None:
-    """Let a run's clients answer with the keys of these numbers, as a network's do."""
+def go_on(store: Store, keys: Path, numbers: list[int], stop: int | None = None, names_audience: bool = True) -> None:
+    """Let a run's clients answer with the keys of these numbers, as a network's do; until version 2 for no audience."""
     (store.directory / "flower").mkdir(exist_ok=True)
     ServerSigning.write(store.directory / "flower", keys, public(keys, *numbers))
+    of = audience(certificate(keys / "ca.pem"), "") if names_audience else b""
+    if names_audience:
+        remember_audiences(store, Audiences.of(keys))
     nonce = current_nonce(store)
 
     def signature(done: int, client: int, broadcast: bytes, upload: bytes) -> bytes:
-        statement = upload_statement(nonce, client, store.head(done), broadcast, upload)
+        statement = upload_statement(of, nonce, client, store.head(done), broadcast, upload)
         return sign(private_key(keys / f"client-{numbers[client]}"), statement)
 
     try:
@@ -90,6 +102,17 @@ def made_up(keys, tmp_path_factory) -> Store:
     store = synthetic.begin(tmp_path_factory.mktemp("made up") / "run", stop=0)
     go_on(store, own, [0, 1, 2, 3])
     return store
+
+
+def test_receipts_of_version_2_are_verified_beside_later_ones_and_in_no_run_that_began_later(keys, tmp_path):
+    old, new = (synthetic.begin(tmp_path / name, stop=0) for name in ("old", "new"))
+    go_on(old, keys, [0, 1, 2, 3], stop=2, names_audience=False)
+    go_on(old, keys, [0, 1, 2, 3])
+    assert verify(old, signature_check(old)).signed == ROUNDS * CLIENTS
+    remember_audiences(new, Audiences.of(keys))
+    go_on(new, keys, [0, 1, 2, 3], names_audience=False)
+    with pytest.raises(FedKSeedError, match="round 1: the upload of client 0 is not signed by it"):
+        verify(new, signature_check(new))
 
 
 def test_a_run_that_its_server_has_made_up_with_keys_of_its_own_is_found_by_keys_that_the_reader_holds(
@@ -173,7 +196,8 @@ def forged(run: Store, keys: Path, *, key: int, head: int = 5, nonce: bytes | No
     strategy = synthetic.federation(run.recipe.read_text()).strategy
     broadcast = synthetic.encode(strategy.server.broadcast(run.state(strategy.server.state, 5)))
     upload = run.receipts(6)[2].upload
-    statement = upload_statement(nonce or current_nonce(run), client, run.head(head), broadcast, upload)
+    of = audience(certificate(keys / "ca.pem"), "")
+    statement = upload_statement(of, nonce or current_nonce(run), client, run.head(head), broadcast, upload)
     made = sign(private_key(keys / f"client-{key}"), statement)
     change(run, "UPDATE uploads SET signature = ? WHERE done = 6 AND client = 2", made)
     mend(run)

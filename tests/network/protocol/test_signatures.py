@@ -34,6 +34,7 @@ from fedkseed.network.protocol.signatures import (
     SIGNING,
     TASKS,
     UPLOADS,
+    Audiences,
     ClientSigning,
     ServerSigning,
     certificate,
@@ -59,7 +60,9 @@ NOW = datetime.now(UTC)
 
 def server_of(keys: Path, nonce: bytes = NONCE, key: str = "server.key", cert: str = "server.pem") -> ServerSigning:
     publics = [public_key((keys / f"client-{k}.pub").read_bytes(), k) for k in range(3)]
-    return ServerSigning(private_key(keys / key), certificate(keys / cert), publics, nonce)
+    return ServerSigning(
+        private_key(keys / key), certificate(keys / cert), certificate(keys / "ca.pem"), publics, nonce
+    )
 
 
 def client_of(keys: Path, number: int) -> ClientSigning:
@@ -102,11 +105,30 @@ def test_a_task_that_another_member_sends_in_the_servers_name_is_refused(setting
     for key_of_whom in (keys / "client-0.pub", keys / "client-1.pub"):
         print_ = fingerprint(public_key(key_of_whom.read_bytes(), key_of_whom))
         forged = replace(genuine, client=0)
-        forged = replace(forged, signature=sign(own, task_statement(forged, print_)))
+        forged = replace(forged, signature=sign(own, task_statement(client_of(keys, 0).audience, forged, print_)))
         assert "not signed by the server for this client" in victim.refuses(forged)
     for forwarded in (genuine, replace(genuine, client=0)):
         assert "not signed by the server for this client" in victim.refuses(forwarded)
     assert client_of(keys, 1).refusal(genuine) is None, "the one it is meant for takes it"
+
+
+def test_a_task_or_an_answer_for_another_server_or_federation_is_refused(keys, first, tmp_path):
+    """Also where the other server has the same authority, run, key and client: the name that was dialled differs."""
+    make(tmp_path, 0, ["localhost"], 2)
+    here, server = client_of(keys, 0), server_of(keys)
+    at_a, at_b = (replace(here, dialled=name) for name in ("a.example.org", "b.example.org"))
+    assert at_a.refusal(server.signed(first, "a.example.org")) is None
+    for other in (at_b, replace(here, dialled="")):
+        refusal = other.refusal(server.signed(first, "a.example.org"))
+        assert refusal is not None
+        assert "not signed by the server for this client's key" in refusal.text
+    sent = first.message, b"upload", at_a.signature(replace(first, nonce=NONCE), first.message, b"upload")
+    server.require(0, HEAD0, *sent, "a.example.org")
+    elsewhere = server_of(keys)
+    elsewhere.audiences = Audiences.of(tmp_path)
+    for place, name in ((server, "b.example.org"), (server, ""), (elsewhere, "a.example.org")):
+        with pytest.raises(FedKSeedError, match="not signed with the key of client 0"):
+            place.require(0, HEAD0, *sent, name)
 
 
 def test_a_replayed_task_is_not_worked_on(keys, first):
@@ -181,7 +203,7 @@ def test_a_certificate_that_is_foreign_over_or_for_something_else_is_refused(
     if own_authority:
         make(folder := tmp_path / "own", 0, ["localhost"], 365)
     key, made = issued_by(certificate(folder / "ca.pem"), private_key(folder / "ca.key"), usage, begin, end)
-    task = ServerSigning(key, made, server_of(keys).clients, NONCE).signed(first)
+    task = ServerSigning(key, made, certificate(folder / "ca.pem"), server_of(keys).clients, NONCE).signed(first)
     if match is None:
         assert client_of(keys, 0).refusal(task) is None
     else:
@@ -212,8 +234,9 @@ def test_an_answer_proves_which_client_has_made_it_of_which_broadcast(setting, k
     reply = Reply.decode(worker.reply(server.signed(first).encode()).encode())
     server.require(0, HEAD0, first.message, reply.message, reply.signature)
     digests = sha256(first.message).digest() + sha256(reply.message).digest()
-    statement = UPLOADS + NONCE + struct.pack("<I", 0) + HEAD0 + digests
-    assert upload_statement(NONCE, 0, HEAD0, first.message, reply.message) == statement
+    audience = client_of(keys, 0).audience
+    statement = UPLOADS + audience + NONCE + struct.pack("<I", 0) + HEAD0 + digests
+    assert upload_statement(audience, NONCE, 0, HEAD0, first.message, reply.message) == statement
     broken = bytes([reply.message[0] ^ 1]) + reply.message[1:]
     for client, head, broadcast, upload, nonce in (
         (1, HEAD0, first.message, reply.message, NONCE),
@@ -370,7 +393,11 @@ def test_a_signed_run_ends_with_the_digest_of_an_unsigned_one_and_keeps_the_rece
     assert sizes == {(False, 194, 32), (True, 194 + der, 32)}, "docs/wire.md has these numbers"
     task, reply = receipts[0]
     key = public_key((keys / f"client-{task.client}.pub").read_bytes(), task.client)
-    assert verify(key, upload_statement(nonce, task.client, task.head, task.message, reply.message), reply.signature)
+    assert verify(
+        key,
+        upload_statement(client_of(keys, 0).audience, nonce, task.client, task.head, task.message, reply.message),
+        reply.signature,
+    )
 
 
 @pytest.mark.parametrize(
@@ -392,7 +419,9 @@ def test_an_upload_that_is_signed_with_another_clients_key_is_left_out_before_it
             outcome = Reply.decode(unpacked(reply))
             if message.metadata.dst_node_id == NODES[2]:
                 task = Task.decode(unpacked(message))
-                statement = upload_statement(task.nonce, 2, task.head, task.message, b"poison")
+                statement = upload_statement(
+                    client_of(keys, 1).audience, task.nonce, 2, task.head, task.message, b"poison"
+                )
                 outcome = Reply(Status.DONE, b"poison", signature=sign(private_key(keys / "client-1"), statement))
                 forged.append(outcome)
             yield Message(packed(outcome.encode()), reply_to=message)

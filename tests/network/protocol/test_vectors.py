@@ -184,7 +184,7 @@ def test_the_document_has_the_learning_rates():
 @each("tasks")
 def test_the_document_has_all_of_a_task(vector):
     task = reading.task_of(bytes.fromhex(vector["bytes"]))
-    assert (task["magic"], task["version"], task["number"]) == (b"FKSt", 2, 128 * vector["keep"])
+    assert (task["magic"], task["version"], task["number"]) == (b"FKSt", 3, 128 * vector["keep"])
     for name in ("digest", "recipe", "certificate", "nonce", "links", "head", "stem", "message", "signature"):
         assert task[name].hex() == vector[name]
     assert [task["client"], task["seconds"], str(task["issued"])] == [
@@ -204,6 +204,11 @@ def test_the_document_has_fingerprints_of_91_bytes(vector):
     assert reading.sha256(bytes.fromhex(vector["public"])).hex() == vector["fingerprint"]
 
 
+@each("audiences")
+def test_the_document_has_audiences(vector):
+    assert reading.audience(bytes.fromhex(vector["authority"]), vector["name"]).hex() == vector["bytes"]
+
+
 def test_the_document_has_the_statements():
     keys = {row["name"]: bytes.fromhex(row["fingerprint"]) for row in VECTORS["keys"]}
     rows = {row["name"]: row["statement"] for row in VECTORS["statements"]}
@@ -211,12 +216,13 @@ def test_the_document_has_the_statements():
     messages = {row["name"]: bytes.fromhex(row["bytes"]) for row in WIRE["messages"]}
     task = reading.task_of(data) | {"head": bytes(32)}
     broadcast, upload = messages["broadcast, exact"], messages["upload, exact"]
+    there = bytes.fromhex(VECTORS["audiences"][0]["bytes"])
     made = {
-        "connection": reading.CONNECTION + bytes(range(32)) + keys["client 0"],
-        "task": reading.task_statement(data, keys["client 0"]),
-        "answer": reading.answer_statement(task, broadcast, upload),
-        "answer with a lack": reading.answer_statement(task, messages["delta"], messages["lack"]),
-        "answer of a kept model": reading.answer_statement(task, broadcast, b""),
+        "connection": reading.CONNECTION + there + bytes(range(32)) + keys["client 0"],
+        "task": reading.task_statement(there, data, keys["client 0"]),
+        "answer": reading.answer_statement(there, task, broadcast, upload),
+        "answer with a lack": reading.answer_statement(there, task, messages["delta"], messages["lack"]),
+        "answer of a kept model": reading.answer_statement(there, task, broadcast, b""),
     }
     assert made == {name: bytes.fromhex(rows[name]) for name in made}
 

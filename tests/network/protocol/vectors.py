@@ -36,14 +36,20 @@ from fedkseed.local.schedules import SCHEDULES, scheduled
 from fedkseed.local.zeroth_order import zeroth_order_steps
 from fedkseed.models.loss import graph_loss
 from fedkseed.models.quantised import BLOCK_TYPES, row_order, widened
-from fedkseed.network.https.connections import HELLO
 from fedkseed.network.https.task_files import Stub
 from fedkseed.network.protocol.client.recipe_consent import Owner
 from fedkseed.network.protocol.client.task_handler import TaskHandler
 from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.envelope import Reply, Status, Task, recipe_digest
 from fedkseed.network.protocol.run_history import RunHistory
-from fedkseed.network.protocol.signatures import ClientSigning, fingerprint, task_statement, upload_statement
+from fedkseed.network.protocol.signatures import (
+    ClientSigning,
+    audience,
+    client_statement,
+    fingerprint,
+    task_statement,
+    upload_statement,
+)
 from fedkseed.randomness import EVERYONE, Purpose, draw_directions, generator, pool_key
 from fedkseed.run import digest_chain as chain
 from fedkseed.run.cohort import EACH_ROUND, IN_TURNS, cohort
@@ -60,6 +66,7 @@ HASH = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)  # so that the vect
 PRIVATE = {"authority": 11, "server": 12, "client 0": 13, "client 1": 14, "another authority": 15}
 KEYS = {name: ec.derive_private_key(number, ec.SECP256R1()) for name, number in PRIVATE.items()}
 ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of P-256: r ‖ n − s signs the same
+NAMES = ("fl.example.org", "2001:db8::7", "")  # by which a server is dialled; over Flower by none
 RECIPE = b"""seed = 3
 [model]
 name = "a model"
@@ -86,6 +93,9 @@ def vectors() -> dict[str, Any]:
             for r in (0, 3, 6, 7)
         ],
         "keys": [key(name) for name in KEYS],
+        "audiences": [
+            {"authority": print_of("authority").hex(), "name": n, "bytes": audience_of(n).hex()} for n in NAMES
+        ],
         "statements": statements(),
         "certificates": [{"name": name, "bytes": of.hex()} for name, of in certificates().items()],
         "tasks": [
@@ -165,6 +175,10 @@ def print_of(name: str) -> bytes:
     return fingerprint(KEYS[name].public_key())
 
 
+def audience_of(name: str = "") -> bytes:
+    return audience(x509.load_der_x509_certificate(certificates()["authority"]), name)
+
+
 def signed(name: str, statement: bytes) -> bytes:
     r, s = decode_dss_signature(KEYS[name].sign(statement, HASH))
     return r.to_bytes(32, "big") + s.to_bytes(32, "big")
@@ -173,12 +187,13 @@ def signed(name: str, statement: bytes) -> bytes:
 def statements() -> list[dict[str, Any]]:
     upload, broadcast = encode(specimens()["upload, exact"]), encode(specimens()["broadcast, exact"])
     lack, delta = encode(specimens()["lack"]), encode(specimens()["delta"])
+    there = audience_of(NAMES[0])
     made = {
-        "connection": ("client 0", HELLO + bytes(range(32)) + print_of("client 0")),
-        "task": ("server", task_statement(first(), print_of("client 0"))),
-        "answer": ("client 0", upload_statement(NONCE, 0, bytes(32), broadcast, upload)),
-        "answer with a lack": ("client 0", upload_statement(NONCE, 0, bytes(32), delta, lack)),
-        "answer of a kept model": ("client 0", upload_statement(NONCE, 0, bytes(32), broadcast, b"")),
+        "connection": ("client 0", client_statement(there, bytes(range(32)), print_of("client 0"))),
+        "task": ("server", task_statement(there, first(), print_of("client 0"))),
+        "answer": ("client 0", upload_statement(there, NONCE, 0, bytes(32), broadcast, upload)),
+        "answer with a lack": ("client 0", upload_statement(there, NONCE, 0, bytes(32), delta, lack)),
+        "answer of a kept model": ("client 0", upload_statement(there, NONCE, 0, bytes(32), broadcast, b"")),
     }
     found: list[dict[str, Any]] = []
     for name, (of, text) in made.items():
@@ -242,8 +257,8 @@ def asked(done: int, since: int = 0, issued: int = 0, other: int = -1, **more: A
     return Task(**{**values, **about, "head": head, "stem": stem, **more})
 
 
-def sealed(task: Task, by: str = "server", to: str = "client 0") -> Task:
-    return replace(task, signature=signed(by, task_statement(task, print_of(to))))
+def sealed(task: Task, by: str = "server", to: str = "client 0", name: str = NAMES[0]) -> Task:
+    return replace(task, signature=signed(by, task_statement(audience_of(name), task, print_of(to))))
 
 
 def first() -> Task:
@@ -280,7 +295,7 @@ def received() -> list[dict[str, Any]]:
         return sealed(asked(0, issued=3, **of)).encode()
 
     cases: list[tuple[str, bytes]] = [
-        ("another version", changed(4, b"\x03")),
+        ("another version", changed(4, b"\x02")),
         ("193 bytes", sealed(asked(0)).encode()[:193]),
         ("a sixth byte of 1", changed(5, b"\x01")),
         ("a recipe longer than the task", changed(30, b"\xff\xff\0\0")),
@@ -295,6 +310,7 @@ def received() -> list[dict[str, Any]]:
         ),
         ("signed by client 1", sealed(first(), by="client 1").encode()),
         ("meant for client 1", sealed(first(), to="client 1").encode()),
+        ("for a server of another name", sealed(first(), name="fl.example.com").encode()),
         ("a bit of the broadcast flipped", new(message=first().message[:-1] + b"\0").encode()),
         ("a head that does not follow", sealed(asked(0, issued=1, head=bytes(32), **heads)).encode()),
         ("links of a run that is not known are missing", sealed(asked(2, since=1, issued=2, **heads)).encode()),
@@ -313,7 +329,7 @@ def received() -> list[dict[str, Any]]:
         (Path(folder) / "rows.jsonl").write_text("")
         owner = Owner(str(Path(folder) / "rows.jsonl"))
         authority = x509.load_der_x509_certificate(proof["authority"])
-        signing = ClientSigning(KEYS["client 0"], authority, RunHistory(Path(folder)))
+        signing = ClientSigning(KEYS["client 0"], authority, RunHistory(Path(folder)), NAMES[0])
         worker = TaskHandler(partial(load_client, owner), signing, disclose=lambda code, text: str(code))
         replies_ = [(name, data, worker.reply(data)) for name, data in cases]
     return [
@@ -323,8 +339,8 @@ def received() -> list[dict[str, Any]]:
 
 
 def replies() -> list[dict[str, Any]]:
-    upload = encode(specimens()["upload, exact"])
-    signature = signed("client 0", upload_statement(NONCE, 0, first().head, first().message, upload))
+    upload, there = encode(specimens()["upload, exact"]), audience_of(NAMES[0])
+    signature = signed("client 0", upload_statement(there, NONCE, 0, first().head, first().message, upload))
     made = [
         Reply(Status.DONE, upload, signature=signature),
         Reply(Status.DONE, b"", signature=signature),

@@ -52,6 +52,9 @@ class GridCarrier:
             self._node_of[client], self._client_of[node] = node, client
         return sorted(client for client, node in self._node_of.items() if node in connected)
 
+    def dialled(self, node: int) -> str:
+        return ""  # a SuperNode dials the SuperLink
+
     def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
         nodes = [self._node_of[parcel.node] for parcel in parcels]
         messages = [

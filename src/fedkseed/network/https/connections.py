@@ -21,12 +21,12 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from ...errors import FedKSeedError
 from ..protocol.carrier import MAX_MESSAGE, Arrival, Carrier, Parcel
 from ..protocol.server.request_limits import Quota
-from ..protocol.signatures import fingerprint, verify
+from ..protocol.signatures import Audiences, client_statement, fingerprint, verify
 from .task_files import KEY, Stub
 
-HELLO = b"fedkseed, version 2: a client proves its key to a server over HTTPS\n"
 AWAY = 40.0  # seconds after its last request for which a client counts as connected; one that trains asks every 15
-PROOF = 128  # bytes with which a client proves its key, see `Connections.session`
+SIGNED = 128  # bytes before the name in the proof of a client's key, see `Connections.session`
+PROOF = SIGNED + 253  # bytes of a proof at most: a name of DNS has no more characters
 REPLACED = 100  # sessions that are remembered
 FRESH = 60.0  # seconds for which a challenge can be answered
 
@@ -51,6 +51,9 @@ class StoppableCarrier:
     def nodes(self) -> list[int]:
         self.check()
         return self.inner.nodes()
+
+    def dialled(self, node: int) -> str:
+        return self.inner.dialled(node)
 
     def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
         self.check()
@@ -79,6 +82,7 @@ class ConnectedClient:
     name: bytes  # fingerprint of its key
     key: EllipticCurvePublicKey
     token: str = ""  # of its session; empty: it has none
+    dialled: str = ""  # the name by which it has dialled the server in its last session
     last_request: float = float("-inf")
     wake: Callable[[], object] | None = None  # lets its request that waits for a task look again
     task: OfferedTask | None = None  # the last one
@@ -93,6 +97,7 @@ class Connections:
     """The clients of a federation over HTTPS; a client's node is its number.
 
     Args:
+        audiences: those for which clients may sign.
         keys: public keys of clients 0, 1, …; None for one without.
         has_key: whether a client's key is still the registered one.
     """
@@ -100,9 +105,10 @@ class Connections:
     name, largest = "HTTPS", MAX_MESSAGE
 
     def __init__(
-        self, keys: Sequence[EllipticCurvePublicKey | None], clock: Callable[[], float] = time.monotonic,
-        has_key: Callable[[int], bool] = lambda client: True,
+        self, audiences: Audiences, keys: Sequence[EllipticCurvePublicKey | None],
+        clock: Callable[[], float] = time.monotonic, has_key: Callable[[int], bool] = lambda client: True,
     ) -> None:  # fmt: skip
+        self.audiences = audiences
         self.notices = deque[str](maxlen=100)  # for whoever runs the server
         self._lock, self._clock, self._has_key = threading.Lock(), clock, has_key
         self._closed: tuple[int, str] | None = None  # the status and the text for those who still wait
@@ -145,6 +151,10 @@ class Connections:
             begin = self._clock() - AWAY
             return [n for n, client in self._clients.items() if client.wake or client.last_request > begin]
 
+    def dialled(self, node: int) -> str:
+        with self._lock:
+            return self._clients[node].dialled if node in self._clients else ""
+
     def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
         """Offer tasks to clients; of several for one client the last counts."""
         # Outside of the lock: digests of large messages take time.
@@ -182,22 +192,28 @@ class Connections:
         """The number of the client that has signed a challenge, and the token of its new session.
 
         Args:
-            proof: the challenge (32 bytes), the fingerprint of the client's key (32), its signature of `HELLO` and both
-                (64).
+            proof: see `proof_of`.
 
         Raises:
-            RequestError: the challenge is not of this server, old or used; the key is not registered; the signature
-                is wrong; or the client has begun too many sessions.
+            RequestError: the challenge is not of this server, old or used; the server has another name; the key is not
+                registered; the signature is wrong; or the client has begun too many sessions.
         """
-        challenge, name, signature = proof[:32], proof[32:64], proof[64:]
+        if len(proof) == SIGNED:
+            raise RequestError(400, "this client signs as version 2 of the session does; install this server's release")
+        challenge, name, signature = proof[:32], proof[32:64], proof[64:SIGNED]
         age = self._clock() - int.from_bytes(challenge[:8], "big") / 1000
-        own = len(proof) == PROOF and hmac.compare_digest(self._tag(challenge[:16]), challenge[16:])
+        own = len(proof) > SIGNED and hmac.compare_digest(self._tag(challenge[:16]), challenge[16:])
         if not own or not 0 <= age + 0.001 < FRESH:
             raise RequestError(401, "this is no challenge of this server's, or an old one: ask for another")
+        dialled = proof[SIGNED:].decode(errors="replace")
+        try:
+            statement = client_statement(self.audiences.dialled(dialled), challenge, name)
+        except FedKSeedError as error:
+            raise RequestError(421, str(error)) from error
         with self._lock:
             client = self._clients.get(self._numbers.get(name, -1))
         # Outside of the lock: a signature takes time.
-        if client is None or not verify(client.key, HELLO + challenge + name, signature):
+        if client is None or not verify(client.key, statement, signature):
             raise RequestError(403, "the key is not registered, or has not signed the challenge")
         with self._lock:
             now = self._clock()
@@ -218,7 +234,7 @@ class Connections:
                     "in two hands"
                 )
             self._end_session(client)  # of a process that was killed, or is another's
-            client.token, client.last_request = secrets.token_urlsafe(16), now
+            client.token, client.dialled, client.last_request = secrets.token_urlsafe(16), dialled, now
             self._sessions[client.token] = client
             return client.number, client.token
 

@@ -18,19 +18,20 @@ from pathlib import Path
 from typing import Protocol
 
 import httpx
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from ...errors import FedKSeedError
 from ...files import border, exclusive
 from ...weights.adapter import NAME as TUNED
+from ..protocol.addresses import host_of
 from ..protocol.carrier import MAX_MESSAGE
 from ..protocol.client.recipe_consent import OwnerSettings
 from ..protocol.client.worker_process import GiveUp, ask_worker, finish_work, last_reason, socket_path, stop_worker
 from ..protocol.client_gain import GainFile
 from ..protocol.envelope import Code, RefusedError, Reply, Status, Task, printable
-from ..protocol.signatures import fingerprint, private_key, sign
+from ..protocol.signatures import certificate, fingerprint, private_key, proof_of
 from .app import http_client
-from .connections import HELLO
 from .task_files import LARGEST, Stub
 from .unreachable import Unreachable, reason_of
 from .way_out import proxy_at, through
@@ -125,6 +126,7 @@ class ServerSession:
 
     http: httpx.Client
     key: EllipticCurvePrivateKey
+    ca: x509.Certificate
     token: str = ""
     wait: float = 0.0  # seconds for which the server lets a request for a task wait
     files: dict[bytes, bytes] = field(default_factory=dict)  # by their digests
@@ -136,11 +138,12 @@ class ServerSession:
             SessionError: the server refuses it.
         """
         challenge = self.challenge()
-        name = fingerprint(self.key.public_key())
-        proof = challenge + name + sign(self.key, HELLO + challenge + name)
+        proof = proof_of(self.key, self.ca, host_of(str(self.http.base_url)), challenge)
         response = self.http.post("/v1/session", content=proof)
         if response.status_code != 200:
             said = printable(response.text)
+            if response.status_code == 401:  # to a challenge that has just come: a server of version 2 reads no name
+                said += "; if it says so again, it is of an older release than this client"
             raise SessionError(f"the server refuses this key: {said}", response.status_code)
         try:
             session = response.json()
@@ -254,7 +257,7 @@ class HttpsClient:
             tls = ssl.create_default_context(cafile=str(ca))
         except (OSError, ssl.SSLError) as error:
             raise FedKSeedError(f"{ca} holds no certificate of an authority: {error}") from error
-        self.session = ServerSession(http_client(tls, TIMEOUT, 1, self.url), private)
+        self.session = ServerSession(http_client(tls, TIMEOUT, 1, self.url), private, certificate(ca))
         self.gain = GainFile(self.directory)
         self._connected = self._answered = self._over = False  # whether there was a session, an answer, a tuned model
         self._taken_over = 0  # times that another process has connected with the same key
@@ -335,6 +338,8 @@ class HttpsClient:
                 "that was sent",
                 passes=False,
             )
+        elif error.status == 421:
+            reason = Unreachable(f"{self.url}: {error}", passes=False)
         elif error.status in (404, 405):
             reason = Unreachable(f"{self.url} is no server of fedkseed ({error}): mend the address", passes=False)
         else:

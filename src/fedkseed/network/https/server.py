@@ -21,6 +21,7 @@ from ..protocol.addresses import disk_of
 from ..protocol.networked_recipe import largest_request
 from ..protocol.server.request_limits import Quota
 from ..protocol.server.serving import serve
+from ..protocol.signatures import Audiences
 from .app import application, serving
 from .browser_page import Page
 from .connections import Connections, StoppableCarrier
@@ -49,7 +50,7 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
         FedKSeedError: see `serving.serve`; or a certificate has expired, or the port is taken.
     """
     registered = keys_of_run(directory, keys, progress)
-    connections = Connections((), has_key=registered.has)
+    connections = Connections(Audiences.of(keys), (), has_key=registered.has)
     carrier = StoppableCarrier(connections, partial(registered.stop_if_changed, connections))
     with alone_in(directory, keys, f"another server works on {directory}; stop it first", progress):
         if address.page is None:

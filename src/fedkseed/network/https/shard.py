@@ -29,6 +29,7 @@ from ...strategies.tree import ShardAggregator
 from ...wire.codec import decode, encode
 from ...wire.delta import lack, restore
 from ...wire.records import Broadcast, Run, Subtotal
+from ..protocol.addresses import host_of
 from ..protocol.carrier import Carrier
 from ..protocol.client.task_handler import AbandonedError, Bound, LaterError, OnStep, TaskHandler
 from ..protocol.client.worker_process import GiveUp
@@ -37,7 +38,7 @@ from ..protocol.networked_recipe import ENVELOPE
 from ..protocol.run_history import RunHistory
 from ..protocol.server.client_numbers import ClientNumbers
 from ..protocol.server.clients import RemoteClients
-from ..protocol.signatures import ClientSigning, ServerSigning, certificate, private_key
+from ..protocol.signatures import Audiences, ClientSigning, ServerSigning, certificate, private_key
 from .connections import Connections, StoppableCarrier
 from .join import HttpsClient
 from .registered_keys import CHECKED_EVERY, FOLDER, RegisteredKeys, RekeyedError, keys_of_shard
@@ -72,11 +73,11 @@ def run(
 
     with alone_in(directory, keys, f"another shard works in {directory}; stop it first", progress):
         registered = keys_of_shard(directory, keys, first, progress)
-        connections = Connections((), has_key=registered.has)
+        connections = Connections(Audiences.of(keys), (), has_key=registered.has)
         registered.take_up(connections)
         check_keys = partial(registered.stop_if_changed, connections)
         clients = ShardClients(first, registered, StoppableCarrier(connections, check_keys), progress)
-        signing = ClientSigning(private_key(key), certificate(ca), RunHistory(directory))
+        signing = ClientSigning(private_key(key), certificate(ca), RunHistory(directory), host_of(url))
         # Whoever was away when the tuned model was handed out gets it when the root serves the finished run again.
         worker = TaskHandler(partial(Shard, clients=clients), signing, disclosed, lambda task: not task.keep)
         client_of_root = HttpsClient(directory, url, ca, key, ShardTasks(worker, check_keys))

@@ -59,4 +59,4 @@ def fingerprint_shown(connection: object) -> bytes:
 
 
 def _fingerprint_of(certificate: x509.Certificate) -> bytes:
-    return fingerprint(certificate.public_key())  # pyright: ignore[reportArgumentType] — of any kind of key
+    return fingerprint(certificate.public_key())

@@ -3,7 +3,7 @@
 import ipaddress
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...errors import FedKSeedError
@@ -17,6 +17,18 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def host_of(url: str) -> str:
+    """The name or address of a server that is dialled, as browsers write it: in lower case, IPv6 without brackets."""
+    import httpx
+
+    with suppress(httpx.InvalidURL):
+        host = httpx.URL(url).raw_host.decode().lower()
+        with suppress(ValueError):
+            return str(ipaddress.ip_address(host))
+        return host
+    return ""
 
 
 @contextmanager

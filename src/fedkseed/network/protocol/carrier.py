@@ -53,6 +53,8 @@ class Carrier(Protocol):
 
     def nodes(self) -> list[int]: ...  # the clients that are connected now
 
+    def dialled(self, node: int) -> str: ...  # the name by which a client has dialled the server; empty: none
+
     def send(self, parcels: Sequence[Parcel]) -> list[str | None]: ...  # a key for each; None: it was not taken
 
     def arrived(self, keys: Collection[str]) -> list[Arrival]: ...  # the replies that have come since the last call

@@ -24,7 +24,7 @@ from itertools import pairwise
 
 from ...errors import FedKSeedError
 
-MAGIC, VERSION = b"FKSt", 2
+MAGIC, VERSION = b"FKSt", 3  # 3: signatures name their audience
 HEAD = struct.Struct("<4sBB")
 # Client, seconds, digest, bytes of recipe and certificate, nonce, issued, since, links, head, stem.
 TASK = struct.Struct("<If16sIH16sQIH32s32s")

@@ -9,10 +9,10 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from ...errors import FedKSeedError
 from ...files import border
-from ...run.store import NONCES, Store
+from ...run.store import AUDIENCES, NONCES, Store
 from ...run.verify import Signed
 from .run_history import read_history
-from .signatures import keys_of_run, public_key, upload_statement, verify
+from .signatures import Audiences, keys_of_run, public_key, upload_statement, verify
 
 Keys: TypeAlias = Mapping[int, Iterable[EllipticCurvePublicKey]]  # client -> the public keys that it has had
 
@@ -48,13 +48,27 @@ def signature_check(store: Store, held: Keys | None = None) -> Signed | None:
     if not keys:
         return None
 
+    audiences = _audiences_of(store)
+
     def signed(done: int, client: int, broadcast: bytes, upload: bytes, signature: bytes) -> bool:
         if held is not None and client not in held:
             raise FedKSeedError(f"round {done + 1}: client {client} took part, and --keys has no client-{client}.pub")
-        statement = upload_statement(nonce_of(store, done), client, store.head(done), broadcast, upload)
-        return any(verify(key, statement, signature) for key in keys.get(client, ()))
+        about = nonce_of(store, done), client, store.head(done), broadcast, upload
+        statements = [upload_statement(bytes.fromhex(audience), *about) for audience in audiences]
+        return any(verify(key, statement, signature) for key in keys.get(client, ()) for statement in statements)
 
     return signed
+
+
+def remember_audiences(store: Store, audiences: Audiences) -> None:
+    """Remember for whom the uploads of a run are signed, beside those for whom earlier ones were."""
+    now = [audience.hex() for audience in audiences.all()]
+    store.remember(AUDIENCES, [*dict.fromkeys([*_audiences_of(store), *now])])
+
+
+def _audiences_of(store: Store) -> list[str]:
+    """The audiences of a run's uploads; an empty one is that of rounds by version 2, which named none."""
+    return store.recall(AUDIENCES) or [""] * (store.rounds > 0)
 
 
 def nonce_of(store: Store, done: int) -> bytes:

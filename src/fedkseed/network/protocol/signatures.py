@@ -1,9 +1,16 @@
 """Signatures of tasks by the server and of uploads by clients: ECDSA on P-256 over SHA-256, 64 raw bytes r ‖ s.
 
-    statement of a task      TASKS, nonce (16), issued u64, fingerprint of the client's public key (32), SHA-256 of the
-                             encoded task without its signature
-    statement of an upload   UPLOADS, nonce (16), client u32, head of the run's history (32), SHA-256 of the broadcast,
-                            SHA-256 of the upload
+    audience                 SHA-256 of AUDIENCE, the fingerprint of the authority's key (32), and the name that the
+                             client dialled
+    statement of a client    CLIENTS, audience (32), challenge (32), fingerprint of the client's public key (32)
+    statement of a task      TASKS, audience (32), nonce (16), issued u64, fingerprint of the client's public key (32),
+                             SHA-256 of the encoded task without its signature
+    statement of an upload   UPLOADS, audience (32), nonce (16), client u32, head of the run's history (32), SHA-256 of
+                             the broadcast, SHA-256 of the upload
+
+So a client that takes part in two federations with one key proves nothing to the one by what it signs for the other,
+and nothing to another server of the same authority. A renewed certificate keeps the authority's key. Over Flower, where
+a client dials no server of ours, the name is empty.
 
 The nonce belongs to a run. The fingerprint is not sent, since each client knows its own key: a task that is forwarded
 to another client is refused there. The broadcast is the whole message with which a client has trained, or for a `Lack`
@@ -24,34 +31,62 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ...errors import FedKSeedError
 from ...files import border, read_table, write_table
 from .carrier import TRANSPORTS
-from .envelope import UNSIGNED, Reply, Status, Task
+from .envelope import UNSIGNED, Reply, Status, Task, printable
 from .masking_keys import masking_key_in
 from .run_history import MOST_RUNS, RunHistory
 
+AUDIENCE = b"fedkseed, version 3: whom a signature is for\n"
 # Longer than 32 bytes: with the same key TLS 1.2 signs 32 bytes of the client's choice, then 32 of the server's.
-TASKS = b"fedkseed, version 2: a server asks one client for its answer\n"
-UPLOADS = b"fedkseed, version 2: a client answers a broadcast of the server\n"
+CLIENTS = b"fedkseed, version 3: a client proves its key to a server over HTTPS\n"
+TASKS = b"fedkseed, version 3: a server asks one client for its answer\n"
+UPLOADS = b"fedkseed, version 3: a client answers a broadcast of the server\n"
+UPLOADS_2 = b"fedkseed, version 2: a client answers a broadcast of the server\n"  # named no audience
 HASH = ec.ECDSA(hashes.SHA256())
 HALF = len(UNSIGNED) // 2  # bytes of r, and of s
 SIGNING = "signing.json"  # in the folder of a transport
 Key = TypeVar("Key", ec.EllipticCurvePublicKey, ec.EllipticCurvePrivateKey)
 
 
-def task_statement(task: Task, fingerprint: bytes) -> bytes:
+def audience(authority: x509.Certificate, name: str) -> bytes:
+    """The audience of a statement, 32 bytes: a federation, by its authority, and the name that a client dials there."""
+    return hashlib.sha256(AUDIENCE + fingerprint(authority.public_key()) + name.encode()).digest()
+
+
+def proof_of(key: ec.EllipticCurvePrivateKey, authority: x509.Certificate, dialled: str, challenge: bytes) -> bytes:
+    """The proof of a client's key, for a server that it has dialled by a name.
+
+    Challenge (32 bytes), fingerprint of the key (32), signature of `client_statement` (64), the name.
+    """
+    name = fingerprint(key.public_key())
+    signature = sign(key, client_statement(audience(authority, dialled), challenge, name))
+    return challenge + name + signature + dialled.encode()
+
+
+def client_statement(audience: bytes, challenge: bytes, fingerprint: bytes) -> bytes:
+    """The statement by which a client proves to a server that it has the key of a fingerprint."""
+    return CLIENTS + audience + challenge + fingerprint
+
+
+def task_statement(audience: bytes, task: Task, fingerprint: bytes) -> bytes:
     """The statement that a server signs: a task, and the fingerprint of the key of the client that is to answer it."""
-    return TASKS + task.nonce + struct.pack("<Q", task.issued) + fingerprint + task.hashed()
+    return TASKS + audience + task.nonce + struct.pack("<Q", task.issued) + fingerprint + task.hashed()
 
 
-def upload_statement(nonce: bytes, client: int, head: bytes, broadcast: bytes, upload: bytes) -> bytes:
-    """The statement that a client signs: its answer to a broadcast of a run, after the history that it knows."""
+def upload_statement(audience: bytes, nonce: bytes, client: int, head: bytes, broadcast: bytes, upload: bytes) -> bytes:
+    """The statement that a client signs: its answer to a broadcast of a run, after the history that it knows.
+
+    Args:
+        audience: empty: the statement of version 2, for the receipts of rounds that were signed by it.
+    """
     digests = hashlib.sha256(broadcast).digest() + hashlib.sha256(upload).digest()
-    return UPLOADS + nonce + struct.pack("<I", client) + head + digests
+    return (UPLOADS if audience else UPLOADS_2) + audience + nonce + struct.pack("<I", client) + head + digests
 
 
 def sign(key: ec.EllipticCurvePrivateKey, statement: bytes) -> bytes:
@@ -70,7 +105,7 @@ def verify(key: ec.EllipticCurvePublicKey, statement: bytes, signature: bytes) -
     return False
 
 
-def fingerprint(key: ec.EllipticCurvePublicKey) -> bytes:
+def fingerprint(key: CertificatePublicKeyTypes) -> bytes:
     """SHA-256 of a public key, as X.509 encodes it."""
     encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(encoded).digest()
@@ -142,19 +177,65 @@ def _kind_of(data: bytes) -> str:
     return f"{named}, locked by a password" if b"ENCRYPTED" in data else named
 
 
+@dataclass(frozen=True, slots=True)
+class Audiences:
+    """The audiences of what is signed for and by one server."""
+
+    authority: x509.Certificate
+    names: frozenset[str]  # in the server's certificate: those by which clients may dial it, also through a proxy
+
+    @classmethod
+    def of(cls, certs: Path) -> "Audiences":
+        """Those of the server whose files `fedkseed certs` has made in a folder.
+
+        Raises:
+            FedKSeedError: a file can't be read.
+        """
+        return cls.by(certificate(certs / "ca.pem"), certificate(certs / "server.pem"))
+
+    @classmethod
+    def by(cls, authority: x509.Certificate, server: x509.Certificate) -> "Audiences":
+        """Those of a server with a certificate, which an authority has signed."""
+        try:
+            named = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            return cls(authority, frozenset())
+        hosts = (*named.get_values_for_type(x509.DNSName), *named.get_values_for_type(x509.IPAddress))
+        return cls(authority, frozenset(str(host).lower() for host in hosts))
+
+    def dialled(self, name: str) -> bytes:
+        """The audience of a client that dials this server by a name.
+
+        Raises:
+            FedKSeedError: the server's certificate does not have the name.
+        """
+        if name not in self.names and "*." + name.partition(".")[2] not in self.names:
+            raise FedKSeedError(
+                f"this server is not called {printable(name)!r}: its certificate has {', '.join(sorted(self.names))}; "
+                "dial one of these, or make a certificate with the name (`fedkseed certs --host`)"
+            )
+        return audience(self.authority, name)
+
+    def all(self) -> list[bytes]:
+        """Those of all names, and of clients that dial none."""
+        return [audience(self.authority, name) for name in ("", *sorted(self.names))]
+
+
 class ServerSigning:
     """The signing of a server's tasks, and the verification of its clients' answers.
 
     Args:
+        authority: the certificate of the one that has signed the server's.
         clients: public keys of clients 0, 1, …; None for one whose key was removed.
         nonce: 16 bytes drawn once for the run.
         masks: public X25519 keys of the clients that have one, for masked uploads.
     """
 
     def __init__(
-        self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate,
+        self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate, authority: x509.Certificate,
         clients: Sequence[ec.EllipticCurvePublicKey | None], nonce: bytes, masks: Mapping[int, bytes] | None = None,
     ) -> None:  # fmt: skip
+        self.audiences = Audiences.by(authority, certificate)
         self.key, self.clients, self.nonce, self.masks = key, tuple(clients), nonce, masks or {}
         self.certificate = certificate.public_bytes(serialization.Encoding.DER)
         self._fingerprints = [fingerprint(client) if client else b"" for client in self.clients]
@@ -173,8 +254,9 @@ class ServerSigning:
             old = read_table(folder / SIGNING)
             for number, (before, key) in enumerate(zip(old["clients"], clients, strict=False)):
                 former[number] = old["former"][number] + ([before] if before and before != key else [])
-        table = {"key": str(certs / "server.key"), "certificate": str(certs / "server.pem")}
-        write_table(folder / SIGNING, table | {"clients": [*clients], "former": former})
+        table = {"key": "server.key", "certificate": "server.pem", "authority": "ca.pem"}
+        files = {name: str(certs / file) for name, file in table.items()}
+        write_table(folder / SIGNING, files | {"clients": [*clients], "former": former})
 
     @classmethod
     def read(cls, folder: Path, nonce: bytes) -> "ServerSigning | None":
@@ -192,20 +274,29 @@ class ServerSigning:
         # others expect it (`require_cohort`).
         lines = [now or "".join(former[-1:]) for now, former in zip(table["clients"], table["former"], strict=True)]
         masks = {number: key for number, text in enumerate(lines) if (key := masking_key_in(text)) is not None}
-        return cls(private_key(Path(table["key"])), certificate(Path(table["certificate"])), clients, nonce, masks)
+        proofs = certificate(Path(table["certificate"])), certificate(Path(table["authority"]))
+        return cls(private_key(Path(table["key"])), *proofs, clients, nonce, masks)
 
-    def signed(self, task: Task) -> Task:
-        """A task for client `task.client`, signed; one with a recipe carries the server's certificate, too."""
+    def signed(self, task: Task, dialled: str = "") -> Task:
+        """A task for client `task.client`, signed; one with a recipe carries the server's certificate, too.
+
+        Args:
+            dialled: the name by which the client has dialled this server.
+        """
         self._issued = max(self._issued + 1, time.time_ns())
         certificate = self.certificate if task.recipe else b""
         dated = replace(task, nonce=self.nonce, issued=self._issued, certificate=certificate)
-        return replace(dated, signature=sign(self.key, task_statement(dated, self._fingerprints[task.client])))
+        statement = task_statement(audience(self.audiences.authority, dialled), dated, self._fingerprints[task.client])
+        return replace(dated, signature=sign(self.key, statement))
 
-    def require(self, client: int, head: bytes, broadcast: bytes, upload: bytes, signature: bytes) -> None:
+    def require(
+        self, client: int, head: bytes, broadcast: bytes, upload: bytes, signature: bytes, dialled: str = ""
+    ) -> None:
         """Refuse an answer that is not signed with its client's key.
 
         Args:
             head: of the history that the client was sent.
+            dialled: the name for which its task was signed.
 
         Raises:
             FedKSeedError: the signature is missing or wrong.
@@ -213,7 +304,8 @@ class ServerSigning:
         if signature == UNSIGNED:
             raise FedKSeedError(f"its answer is not signed; client {client} must be started with its key")
         key = self.clients[client]
-        if key is None or not verify(key, upload_statement(self.nonce, client, head, broadcast, upload), signature):
+        of = audience(self.audiences.authority, dialled)
+        if key is None or not verify(key, upload_statement(of, self.nonce, client, head, broadcast, upload), signature):
             raise FedKSeedError(f"its answer is not signed with the key of client {client} for this run and broadcast")
 
 
@@ -236,6 +328,7 @@ class ClientSigning:
     key: ec.EllipticCurvePrivateKey
     ca: x509.Certificate  # of the authority that must have signed the server's
     history: RunHistory | None = None  # None: tasks' histories are not checked
+    dialled: str = ""  # the name by which this client dials its server; empty: it dials none
     _server: x509.Certificate | None = None  # of the last task that was accepted with one
     _issued: dict[bytes, int] = field(default_factory=dict)  # nonce of a run -> `issued` of its last accepted task
 
@@ -257,8 +350,10 @@ class ClientSigning:
             if server is None:
                 return Reply(Status.UNPREPARED)
             key = _key_of_a_server(server, self.ca, now or datetime.now(UTC))
-            if not verify(key, task_statement(task, fingerprint(self.key.public_key())), task.signature):
-                raise FedKSeedError("the task is not signed by the server for this client's key")
+            statement = task_statement(self.audience, task, fingerprint(self.key.public_key()))
+            if not verify(key, statement, task.signature):
+                of = f", dialled as {self.dialled}" * bool(self.dialled)
+                raise FedKSeedError(f"the task is not signed by the server for this client's key{of}")
             if task.issued <= (last := self._issued.get(task.nonce, 0)):
                 return Reply(
                     Status.FAILED,
@@ -279,7 +374,12 @@ class ClientSigning:
         Args:
             broadcast: the message with which the client has trained.
         """
-        return sign(self.key, upload_statement(task.nonce, task.client, task.head, broadcast, upload))
+        statement = upload_statement(self.audience, task.nonce, task.client, task.head, broadcast, upload)
+        return sign(self.key, statement)
+
+    @property
+    def audience(self) -> bytes:
+        return audience(self.ca, self.dialled)
 
 
 def _key_of_a_server(certificate: x509.Certificate, ca: x509.Certificate, now: datetime) -> ec.EllipticCurvePublicKey:

@@ -97,8 +97,9 @@ def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_not
     """The real process: the attacker has the node id of client 1, and so reaches its ClientApp."""
     OwnerSettings(owner, 60.0, str(keys / "client-1"), str(keys / "ca.pem")).write(tmp_path / "c")
     publics = [public_key((keys / f"client-{k}.pub").read_bytes(), k) for k in range(2)]
-    genuine = ServerSigning(private_key(keys / "server.key"), certificate(keys / "server.pem"), publics, bytes(16))
-    attacker = ServerSigning(private_key(keys / "client-0"), certificate(keys / "server.pem"), publics, bytes(16))
+    proofs = certificate(keys / "server.pem"), certificate(keys / "ca.pem")
+    genuine = ServerSigning(private_key(keys / "server.key"), *proofs, publics, bytes(16))
+    attacker = ServerSigning(private_key(keys / "client-0"), *proofs, publics, bytes(16))
     first = recorded(first)
     try:
         for forged in (first, attacker.signed(first), genuine.signed(replace(first, client=0))):

@@ -343,9 +343,9 @@ def test_an_old_answer_in_place_of_a_new_one_is_left_out_and_the_round_goes_on(s
     ("broken", "why"),
     [
         (b"", "at least 6 bytes, got 0"),
-        (b"FKSt\x02\x00" + bytes(164), "not a fedkseed message"),
+        (b"FKSt\x03\x00" + bytes(164), "not a fedkseed message"),
         (b"XXXX\x01\x00", "starts with b'XXXX'"),
-        (b"FKSt\x02\x09", "status 0 to 3, got 9"),
+        (b"FKSt\x03\x09", "status 0 to 3, got 9"),
         (b"FKSt\x07\x00", "speaks version 7"),
         (b"FKSt\x07\x02this is fedkseed 9", "refuses: this is fedkseed 9"),
         (b"FKSt\x01\x02" + "\x1b[2Jred\n\u202eevil".encode(), "refuses: [2Jred  evil"),

@@ -68,6 +68,9 @@ class Pipe:
     def nodes(self):
         return [0, 1, 2]
 
+    def dialled(self, node):
+        return ""
+
     def send(self, parcels):
         for parcel in parcels:
             self.connection.send((parcel.node, parcel.data))
@@ -333,6 +336,9 @@ class Answering:
 
     def nodes(self) -> list[int]:
         return [*NODES]
+
+    def dialled(self, node: int) -> str:
+        return ""
 
     def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
         keys = [f"{parcel.round} {parcel.node}" for parcel in parcels]

@@ -100,6 +100,7 @@ class OwnerSettings:
     idle: float = 1800.0  # seconds without a task after which the worker ends
     key: str | None = None  # file of the private key that signs answers
     ca: str | None = None  # file of the authority; None, as the key: tasks need no signature, and answers get none
+    dialled: str = ""  # the name by which the server is dialled; empty: none is
 
     def __post_init__(self) -> None:
         if (self.key is None) != (self.ca is None):
@@ -138,7 +139,8 @@ class OwnerSettings:
         """
         if self.key is None or self.ca is None:
             return None
-        return ClientSigning(private_key(Path(self.key)), certificate(Path(self.ca)), RunHistory(directory))
+        proofs = private_key(Path(self.key)), certificate(Path(self.ca))
+        return ClientSigning(*proofs, RunHistory(directory), self.dialled)
 
 
 class RecipeJournal:

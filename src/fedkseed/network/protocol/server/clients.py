@@ -46,6 +46,7 @@ class RemoteClient:
     has_recipe: bool = False
     followed: int = -1  # rounds done in the last history that it has followed
     head: bytes = bytes(LINK)  # of the last history that it was sent
+    dialled: str = ""  # the name by which it had dialled the server when it was last sent a task
     unusable: int = 0  # its answers that could not be used
     silent: int = 0  # rounds in a row without an answer in time
     rests_until: int = 0  # the round in which it is asked again
@@ -321,7 +322,8 @@ class RemoteClients:
             since = remembered.followed + 1 if remembered.has_recipe else 0
             links, remembered.head, stem = history(since, exchange.round)
             task = replace(task, since=since, links=b"".join(links), head=remembered.head, stem=stem)
-        return task if self.signing is None else self.signing.signed(task)
+        remembered.dialled = self.carrier.dialled(self._online[client])
+        return task if self.signing is None else self.signing.signed(task, remembered.dialled)
 
     def _replies(self, exchange: Exchange) -> Iterator[tuple[int, Reply]]:
         """Replies to tasks of an exchange, with their clients; others are reported and left out."""
@@ -364,8 +366,8 @@ class RemoteClients:
         if self.signing is not None and reply.status is Status.DONE:
             broadcast = (exchange.sent if kind_of(reply.message) is Lack else exchange.signed)[client]
             try:
-                head = self._clients[client].head
-                self.signing.require(client, head, broadcast, reply.message, reply.signature)
+                of = self._clients[client]
+                self.signing.require(client, of.head, broadcast, reply.message, reply.signature, of.dialled)
             except FedKSeedError as error:
                 self._note_unusable(client, exchange.round)
                 return Reply(Status.FAILED, text=str(error))

@@ -23,6 +23,7 @@ from ....wire.codec import encode
 from ..carrier import Carrier
 from ..envelope import NO_NONCE
 from ..networked_recipe import recipe_for_clients, with_network_defaults
+from ..receipt_checks import remember_audiences
 from ..signatures import ServerSigning
 from .client_numbers import ClientNumbers
 from .clients import RemoteClients, listed
@@ -80,6 +81,8 @@ def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) ->
         text = recipe_for_clients(recipe, count)
         signing = ServerSigning.read(directory / folder, current_nonce(store))
         history = None if signing is None else store.history
+        if signing is not None:
+            remember_audiences(store, signing.audiences)
         remote = RemoteClients(carrier, numbers, text, minimum, recipe.network, activity, signing, history)
         parts = federation(recipe, remote, kept_secret(recipe, directory))
         before = store.rounds
