@@ -20,7 +20,7 @@ def words(text: str) -> list[str]:
 # From the ground up: a folder, or a file of the package's own, imports from those before it and from itself.
 ORDER = words("""
 errors randomness files directions wire secure weights local strategy strategies round recipe data models evaluation run
-trainer planning tuned report network paper cli
+planning tuned report trainer network paper cli
 """)
 
 # Modules that a server without a model is made of, or a command that only looks at a run.

@@ -38,13 +38,13 @@ class Endless(IterableDataset):
     ],
 )
 def test_what_is_unambiguous_works(batches, counts):
-    assert [len(own) for own in batches_of_clients(batches)] == counts
+    assert [len(own) for own in batches_of_clients(batches).values()] == counts
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_loader_s_batches_are_its_own_and_the_same_each_time(shuffle):
     draw = torch.Generator().manual_seed(1)
-    (own,) = batches_of_clients(loader(shuffle=shuffle, generator=draw))
+    (own,) = batches_of_clients(loader(shuffle=shuffle, generator=draw)).values()
     rows = torch.cat([labels for _, labels in (own[k] for k in range(len(own)))]).tolist()
     assert sorted(rows) == list(range(10))
     assert (rows == sorted(rows)) != shuffle
@@ -79,9 +79,9 @@ def test_anything_else_gets_a_sentence(batches, text):
 @pytest.mark.parametrize(
     ("batch", "text"),
     [
-        (X, r"a tensor of (10, 3)"),
-        ([X, Y], "a list of a tensor of (10, 3), a tensor of (10,)"),
-        (NAMED, "a batch of x"),
+        (X, r"a tensor of (10, 3) float32"),
+        ([X, Y], "a list of a tensor of (10, 3) float32, a tensor of (10,) int64"),
+        (NAMED, "a batch of x: a tensor of (10, 3) float32"),
         ((), "a tuple of nothing"),
         (list(range(9)), "a list"),
         (3, "a int"),

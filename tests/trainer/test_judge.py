@@ -130,7 +130,7 @@ def test_a_loss_that_is_not_finite_is_no_success(steps_of):
         seen.append(1)
         return loss(model, batch) * (math.nan if len(seen) > 40 else 1.0)
 
-    with pytest.raises(fk.FedKSeedError, match="the base model's loss on batch 0 of client 0 is nan; look at the loss"):
+    with pytest.raises(fk.FedKSeedError, match="the base model's loss is nan on batch 0 of client 0, "):
         fk.tune(net(), lambda model, batch: loss(model, batch) * math.nan, [own], steps_of=steps_of)
     model = net()
     with pytest.raises(fk.DivergedError, match="after 4 rounds the loss on 8 of the clients' batches is nan"):

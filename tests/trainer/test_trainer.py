@@ -403,7 +403,10 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"train_dataset": [(1.0, 2.0)]}, "names no arguments: give rows that are dicts, or compute_loss"
     yield {"train_dataset": [{"a": 1}]}, "forward takes none of them; rename columns"
     unlabelled = {"pixel_values": np.zeros((1, 8, 8), np.float32)}
-    yield {"train_dataset": [unlabelled]}, "returned no loss for a batch of pixel"
+    yield (
+        {"train_dataset": [unlabelled]},
+        "returned no loss for a batch of pixel.* does not take are left out",
+    )
     yield {"eps": "auto"}, "eps is a number or 'search', got 'auto'"
     yield {"eps": 0}, "eps must be a positive number, got 0"
     yield {"local_steps": 0}, "local_steps must be at least 1, got 0"

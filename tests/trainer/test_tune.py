@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
 import fedkseed as fk
 
@@ -35,7 +36,7 @@ QUICK = {"rounds": 1, "steps": 2, "lr": 1e-3}
         ({"size": 2.0}, "a cohort of 2.0 can't be drawn from 4 clients"),
         ({"size": 9}, "a cohort of 9 can't be drawn from 4 clients"),
         ({"metrics": {"accuracy": loss}}, "metrics are computed on held_out: give batches that no client has"),
-        ({"held_out": []}, "client held_out has no batch"),
+        ({"held_out": []}, "held_out has no batch"),
     ],
     ids=lambda case: case if isinstance(case, str) else "-".join(case),
 )
@@ -48,10 +49,13 @@ def test_an_argument_that_is_wrong_is_named(more, text):
 @pytest.mark.parametrize(
     ("returned", "text"),
     [
-        (lambda m, b: cross_entropy(m(b[0]), b[1], reduction="none"), r"a tensor of \(16,\) torch.float32.*loss.mean"),
+        (
+            lambda m, b: cross_entropy(m(b[0]), b[1], reduction="none"),
+            r"a tensor of \(16,\) float32, and must .*loss.mean.* with batch 0 of client 0",
+        ),
         (lambda m, b: None, "returned a NoneType, and must return a tensor of one number"),
         (lambda m, b: (loss(m, b), m(b[0])), "returned a tuple"),
-        (lambda m, b: (m(b[0]).argmax(-1) == b[1]).sum(), r"a tensor of \(\) torch.int64"),
+        (lambda m, b: (m(b[0]).argmax(-1) == b[1]).sum(), r"a tensor of \(\) int64"),
         (lambda m, b: type("Output", (), {"loss": loss(m, b)})(), "returned a Output, .*return its .loss"),
     ],
 )
@@ -92,12 +96,94 @@ def test_what_is_no_model_with_weights_gets_a_sentence(model, text):
         fk.tune(model, loss, [[(x.double(), y) for x, y in own] for own in batches()] if "64" in text else batches())
 
 
-def test_an_error_in_the_loss_says_what_it_was_called_with():
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as error:
-        fk.tune(nn.Linear(9, 2), loss, batches())
-    assert error.value.__notes__ == [
-        "loss(model, batch) was called with batch 0 of client 0, a tuple of a tensor of (16, 8), a tensor of (16,)"
-    ]
+def at(client: int, number: int, change: Any) -> list[Any]:
+    """Batches of clients, one of them changed."""
+    own = batches()
+    own[client][number] = change(*own[client][number])
+    return own
+
+
+ROW = r"a tuple of a tensor of \(16, 8\) float32, a tensor of \(16,\) int64"
+
+
+@pytest.mark.parametrize(
+    ("more", "text", "cause"),
+    [
+        (
+            {"batches": at(2, 1, lambda x, y: (x[:, :7], y))},
+            r"your model or loss, called with batch 1 of client 2, a tuple of a tensor of \(16, 7\) float32, .* raised "
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+            RuntimeError,
+        ),
+        ({"batches": at(0, 0, lambda x, y: (x.long(), y))}, r"of \(16, 8\) int64, .* the same dtype", RuntimeError),
+        ({"batches": at(1, 0, lambda x, y: (x, y + 5))}, "batch 0 of client 1, .* IndexError: Target", IndexError),
+        ({"batches": at(1, 0, lambda x, y: (x.to("meta"), y))}, r"\(16, 8\) float32 on meta, ", RuntimeError),
+        ({"loss": lambda model, x, y: y}, f"batch 0 of client 0, {ROW}, raised TypeError: .*missing 1 req", TypeError),
+        ({"batches": {"north": batches()[0], "south": at(1, 2, lambda x, y: (y, y))[1]}}, "client south", RuntimeError),
+        ({"held_out": at(0, 1, lambda x, y: (y, y))[0]}, "called with batch 1 of held_out", RuntimeError),
+        (
+            {"held_out": batches()[0], "metrics": {"third": lambda model, batch: batch[2]}},
+            f"your metric third, called with batch 0 of held_out, {ROW}, raised IndexError: tuple index out of range",
+            IndexError,
+        ),
+        (
+            {"batches": DataLoader([torch.zeros(8), torch.zeros(7)], batch_size=2)},
+            "your dataset or collate_fn, asked for batch 0 of client 0, raised RuntimeError: stack expects",
+            RuntimeError,
+        ),
+        (
+            {"loss": lambda model, batch: (out := model(batch[0]).exp()).square().sum() + out.mul_(2).sum()},
+            "the pass back from the loss raised an error: one of the variables .* modified by an inplace operation",
+            RuntimeError,
+        ),
+    ],
+)  # fmt: skip
+def test_an_error_in_what_the_user_gave_says_whose_it_is_and_what_it_was_called_with(more, text, cause):
+    with pytest.raises(fk.FedKSeedError, match=text) as error:
+        fk.tune(**{"model": made(), "loss": loss, "batches": batches()} | QUICK | more)
+    assert type(error.value.__cause__) is cause
+
+
+def test_an_error_in_a_later_round_says_its_batch():
+    own = [[*batches(1, 12)[0]] for _ in range(3)]
+    own[2][10] = own[2][10][0][:, :7], own[2][10][1]
+    with pytest.raises(fk.FedKSeedError, match="called with batch 10 of client 2, "):  # not one that is looked at first
+        fk.tune(made(), loss, own, 1, steps=12, lr=1e-3)
+
+
+def test_a_training_says_what_it_understood_and_how_it_goes(capsys):
+    rows = batches()
+    fk.tune(made(), loss, rows[0] * 2, 2, steps=4, held_out=rows[1], metrics={"accuracy": hits})
+    first, *searched, base, one, two, three, four, last = capsys.readouterr().out.strip().splitlines()
+    assert first == (
+        "1 client (one list, or one DataLoader) with 6 batches in all, the first a tuple of a tensor of (16, 8) "
+        "float32, a tensor of (16,) int64; 266 of 266 weights are tuned"
+    )
+    assert all(line.startswith("tried lr ") for line in searched[:-1])
+    assert searched[-1].startswith("lr = ")
+    assert [line.split(":")[0] for line in (base, two, four)] == [f"held_out after {k} rounds" for k in range(3)]
+    assert all(", accuracy " in line for line in (base, two, four))
+    assert (one[:13], three[:13]) == ("round   1 of ", "round   2 of ")
+    assert last.startswith("the loss on 6 of the clients' batches is ")
+    assert "say little" not in last
+    frozen = made()
+    frozen[0].requires_grad_(False)
+    fk.tune(frozen, loss, rows, **QUICK, on_round=lambda report, scores: print("mine"))
+    first, second, last = capsys.readouterr().out.strip().splitlines()
+    assert first.startswith("4 clients with 12 batches in all, ")
+    assert first.endswith("; 50 of 266 weights are tuned")
+    assert second == "mine"
+    assert last.endswith("; losses of clients' own batches say little about other rows, so hold some out to score on")
+
+
+def test_a_loss_on_held_out_rows_that_rises_is_said():
+    wrong = [(x, 1 - y) for x, y in batches(1, 3, 1)[0]]
+    with pytest.warns(UserWarning, match=r"the loss on held_out was lowest after 0 rounds, .* take fewer"):
+        fk.tune(made(), loss, batches(), 2, steps=8, lr=1e-2, held_out=wrong)
+
+
+def hits(model: Any, batch: Any) -> torch.Tensor:
+    return (model(batch[0]).argmax(1) == batch[1]).float().mean()
 
 
 class Shared(nn.Module):
@@ -131,7 +217,6 @@ MODELS: dict[str, Any] = {
     "spectral norm": lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.Linear(8, 2)),
     "batch norm": lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)),
     "bfloat16": lambda: made().bfloat16(),
-    "all frozen": lambda: made().requires_grad_(False),
 }
 
 
@@ -152,9 +237,9 @@ def test_batch_norm_that_has_seen_no_batch_is_named():
         ({"metrics": loss, "held_out": batches()[0]}, "metrics is a function; give functions by name"),
         (
             {"metrics": {"spread": lambda m, b: m(b[0])}, "held_out": batches()[0]},
-            r"the metric spread gave a tensor of \(16, 2\), and must give one number",
+            r"the metric spread gave a tensor of \(16, 2\) float32, and must give one number",
         ),
-        ({"held_out": batches()[0][0]}, r"client held_out is a tuple of .*, one batch; put it into a list"),
+        ({"held_out": batches()[0][0]}, r"held_out is a tuple of .*, one batch; put it into a list"),
     ],
     ids=lambda case: case if isinstance(case, str) else "-".join(case),
 )
@@ -208,6 +293,10 @@ def test_frozen_parameters_stay_unless_they_are_named():
     named[0].requires_grad_(False)
     fk.tune(named, loss, batches(), **QUICK, tuned=["*"])
     assert not torch.equal(named[0].weight, before)
+    frozen = made().requires_grad_(False)
+    with pytest.raises(fk.FedKSeedError, match="all weights of the model Sequential are frozen "):
+        fk.tune(frozen, loss, batches(), **QUICK)
+    assert fk.tune(frozen, loss, batches(), **QUICK, tuned="*").adapter.patterns == ("*",)
 
 
 def test_a_compiled_model_is_tuned_as_the_one_that_it_compiles():

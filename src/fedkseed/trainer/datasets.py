@@ -1,48 +1,19 @@
 """Rows of a user's datasets as the batches of clients."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from accelerate.utils import send_to_device
-from torch.utils.data import Dataset, Subset, default_collate
+from torch.utils.data import BatchSampler, Dataset, Subset, default_collate
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator
 
 from ..errors import FedKSeedError
 from ..randomness import EVERYONE, Purpose, generator
+from .client_batches import Batches
 
 Collate: TypeAlias = Callable[[list[Any]], Any]  # of rows to the batch that a loss takes
-
-
-class Batches(Sequence[Any]):
-    """The batches of a dataset, made when they are asked for.
-
-    Args:
-        rows: a dataset with a length, whose items are rows.
-        size: rows of a batch; the last batch has what is left.
-        order: numbers of the rows in the order of the batches; None: as they are.
-        drop_last: whether a last batch that is not full is left out.
-    """
-
-    def __init__(
-        self, rows: Any, size: int, collate: Collate, order: Sequence[int] | None = None, drop_last: bool = False
-    ) -> None:
-        self.rows, self.size, self.collate = rows, size, collate
-        self.order = range(len(rows)) if order is None else order
-        self._count = len(rows) // size if drop_last else math.ceil(len(rows) / size)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, number: Any) -> Any:
-        if not 0 <= number < self._count:
-            raise IndexError(f"no batch {number}, there are {self._count}")
-        return self.collate([self.rows[int(row)] for row in self.order[number * self.size : (number + 1) * self.size]])
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[number] for number in range(self._count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +53,14 @@ class Collator:
         return kept
 
 
-def shuffled(seed: int, client: int, rows: int) -> list[int]:
-    """The order in which a client's rows are cut into batches; those of a file may lie in the order of their labels."""
-    return generator(seed, Purpose.BATCHES, EVERYONE, client).permutation(rows).tolist()
+def shuffled(rows: Any, size: int, collate: Collate, seed: int, client: int, drop_last: bool = False) -> Batches:
+    """The batches of a client's rows in an order of chance: those of a file may lie in the order of their labels.
+
+    Args:
+        size: rows of a batch; the last batch has what is left, or is left out with `drop_last`.
+    """
+    order = generator(seed, Purpose.BATCHES, EVERYONE, client).permutation(len(rows)).tolist()
+    return Batches(rows, list(BatchSampler(order, size, drop_last)), collate)
 
 
 def shares(dataset: Any, column: str | None = None) -> dict[str, Any]:

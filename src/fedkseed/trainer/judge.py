@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import partial
 from statistics import fmean
 
 import numpy as np
@@ -10,9 +11,8 @@ from ..errors import DivergedError, FedKSeedError
 from ..randomness import Purpose, generator
 from ..round import Report, run_round
 from ..run.best_round import ROUNDS
-from ..run.eps_ladder import SAMPLES, judge, ladder
+from ..run.eps_ladder import LADDER, SAMPLES, judge, ladder
 from ..strategies.kseed import State
-from .client_batches import described
 from .own_model import Parties
 
 SEARCH = "search"  # lr, eps
@@ -24,7 +24,7 @@ FEW = 20  # steps, of which nothing is expected
 START = {"adam": 1e-3, "sgd": 1e-2, "two points": 1e-3}  # the first rate that is tried
 FACTOR = 4.0  # between rates
 CLIMBS, TRIAL_STEPS, TRIAL_CLIENTS = 6, {"adam": 40, "sgd": 40, "two points": 80}, BATCHES
-PLATEAU = 0.1  # of the base model's loss: trials that gain less
+PLATEAU = 0.1  # of the base model's loss: trials that gain less stand on one, a rise of held-out losses is no noise
 ENOUGH = 0.8  # of the best trial's gain: what is best for a few steps is often too much for many
 
 
@@ -39,33 +39,40 @@ class Judge:
         FedKSeedError: the base model's loss on a batch is not finite.
     """
 
-    def __init__(self, parties: Parties, lr: float = math.nan) -> None:
+    def __init__(self, parties: Parties, lr: float = 1.0) -> None:
         self.parties, self.lr, self.looked, self.reported = parties, lr, 0, list[float]()
         self.lowest: tuple[float, State | None] = math.inf, None  # a round's training loss, and the state after it
         clients = range(min(BATCHES, len(parties.batches)))
         self.places = [(c, k) for k in range(BATCHES) for c in clients if k < len(parties.batches[c])][:BATCHES]
-        losses = [self._first(client, number) for client, number in self.places]
+        self.looked_at = f"{len(self.places)} of the clients' batches"
+        parties.progress.note(parties.summary())
+        losses = self._losses()
+        for place, loss in zip(self.places, losses, strict=True):
+            if not math.isfinite(loss):
+                raise FedKSeedError(
+                    f"the base model's loss is {loss} on {parties.batch(*place)}; look at the loss, at that batch, and "
+                    "at the model's weights and their type"
+                )
         self.base = fmean(losses)
         self.limit = self.base + RISE * fmean(map(abs, losses))
 
-    def _first(self, client: int, number: int) -> float:
-        batch = self.parties.batches[client][number]
-        try:
-            loss = self.parties.value(batch)
-        except Exception as error:
-            error.add_note(f"loss(model, batch) was called with batch {number} of client {client}, {described(batch)}")
-            raise
-        if not math.isfinite(loss):
-            raise FedKSeedError(
-                f"the base model's loss on batch {number} of client {client} is {loss}; look at the loss, at that "
-                "batch, and at the model's weights and their type"
-            )
-        return loss
+    def _losses(self) -> list[float]:
+        return [self.parties.value(self.parties.batch(*place)) for place in self.places]
 
     def loss(self, state: State) -> float:
         """The loss of a state's model, which the weights then hold."""
         self.parties.load(state)
-        return fmean(self.parties.value(self.parties.batches[client][number]) for client, number in self.places)
+        return fmean(self._losses())
+
+    def round(self, state: State, size: int | None) -> tuple[State, Report]:
+        """Do a round with a cohort of a size; refused if the training has diverged."""
+        parties = self.parties
+        try:
+            state, report = run_round(parties.strategy, state, parties.cohort(state.round, size), parties.transport)
+        except DivergedError as error:
+            raise self.diverged(state.round + 1, math.inf) from error
+        self.note(state, report)
+        return state, report
 
     def note(self, state: State, report: Report) -> None:
         """Look at a state where the losses of the last rounds are a suspicion; refused if it has diverged."""
@@ -95,11 +102,28 @@ class Judge:
                 "best.apply(model) or best.save(FILE)"
             )
         error.args = (
-            f"the training diverges: after {rounds} rounds the loss on {len(self.places)} of the clients' batches is "
+            f"the training diverges: after {rounds} rounds the loss on {self.looked_at} is "
             f"{loss:.4g}, where the base model's is {self.base:.4g}. Take a smaller lr than {self.lr:g}, such as "
             f"{self.lr / 10:.2g}, or lr='search'. The model is the base model again; {kept}",
         )
         return error
+
+    def search_eps(self) -> float:
+        """Set the eps of least error for the base model, on clients' batches; refused if no eps measures a slope."""
+        parties, advance = self.parties, partial(self.parties.progress.advance, 1)
+        parties.progress.begin("search of eps", SAMPLES * len(LADDER))
+        parties.load(parties.strategy.server.init())
+        drawn = generator(parties.seed, Purpose.TUNE, 0).integers(parties.weights.pool.size, size=SAMPLES).tolist()
+        losses = [ladder(parties.client(k % len(parties.batches)), j, advance) for k, j in enumerate(drawn)]
+        parties.load(parties.strategy.server.init())
+        if (eps := judge(np.array(losses)).eps) is None:
+            raise FedKSeedError(
+                "no eps of the ladder measures a slope of this model's loss: at least half of each scalar is rounding "
+                "or curvature. Hold the model in float32, take larger batches, or give eps, a number such as 1e-3"
+            )
+        parties.progress.note(f"eps = {eps:g}")
+        parties.adjust(self.lr, eps)
+        return eps
 
     def search_rate(self, kind: str, steps: int, cohort: int | None) -> None:
         """Set the smallest learning rate that gains nearly as much as the best in short trials from the base model.
@@ -124,7 +148,8 @@ class Judge:
                     state, _ = run_round(parties.strategy, state, parties.cohort(number, size), parties.transport)
                 loss = self.loss(state)
             except DivergedError:
-                return -math.inf
+                loss = math.inf
+            parties.progress.note(f"tried lr {lr:.2g}: loss {self.base:.4g} -> {loss:.4g}")
             return self.base - loss if math.isfinite(loss) else -math.inf
 
         gains, worse = {0: gain(start)}, self.limit - self.base  # by power of FACTOR
@@ -138,18 +163,23 @@ class Judge:
         else:
             enough = [power for power, gained in gains.items() if gained >= ENOUGH * most]
         self.lr = float(f"{start * FACTOR ** min(enough):.2g}")
+        parties.progress.note(f"lr = {self.lr:g}, of the losses on {self.looked_at}")
         parties.adjust(self.lr, eps, steps=steps)
 
-    def end(self, state: State, steps: int, skipped: int) -> None:
+    def end(self, state: State, steps: int, skipped: int, held_out: bool) -> None:
         """Refuse the last state if it has diverged, and warn where steps were left out or little was learned."""
         loss = self.require_convergence(state)
+        said = f"the loss on {self.looked_at} is {loss:.4g}, and was {self.base:.4g}"
+        if len(self.parties.batches) > 1 and not held_out:
+            said += "; losses of clients' own batches say little about other rows, so hold some out to score on"
+        self.parties.progress.note(said)
         if skipped:
             warnings.warn(f"{skipped:,} steps of the training had no finite loss, or no change of it", stacklevel=3)
         if steps >= FEW and self.base - loss < LEAST * abs(self.base):
             warnings.warn(
-                f"hardly anything was learned: the loss on {len(self.places)} of the clients' batches is {loss:.6g}, "
-                f"the base model's {self.base:.6g}. Take a larger lr than {self.lr:g}, more steps, or a model that was "
-                "trained on other data",
+                f"hardly anything was learned: the loss on {self.looked_at} is {loss:.6g}, the base model's "
+                f"{self.base:.6g}. Take a larger lr than {self.lr:g}, more steps, or a model that was trained on other "
+                "data",
                 stacklevel=3,
             )
 
@@ -159,17 +189,3 @@ def searches(name: str, setting: object) -> bool:
     if isinstance(setting, str) and setting != SEARCH:
         raise FedKSeedError(f"{name} is a number or {SEARCH!r}, got {setting!r}")
     return isinstance(setting, str)
-
-
-def searched_eps(parties: Parties) -> float:
-    """The eps of least error for the base model, on first batches of clients; refused if no eps measures a slope."""
-    parties.load(parties.strategy.server.init())
-    drawn = generator(parties.seed, Purpose.TUNE, 0).integers(parties.weights.pool.size, size=SAMPLES).tolist()
-    losses = [ladder(parties.client(k % len(parties.batches)), j) for k, j in enumerate(drawn)]
-    parties.load(parties.strategy.server.init())
-    if (eps := judge(np.array(losses)).eps) is None:
-        raise FedKSeedError(
-            "no eps of the ladder measures a slope of this model's loss: at least half of each scalar is rounding "
-            "or curvature. Hold the model in float32, take larger batches, or give eps, a number such as 1e-3"
-        )
-    return eps

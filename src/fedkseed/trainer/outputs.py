@@ -1,19 +1,13 @@
 """A model's losses and outputs for the rows of a dataset, as `Trainer.evaluate` and `Trainer.predict` see them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import nn
-from transformers.trainer_pt_utils import EvalLoopContainer, find_batch_size
-from transformers.trainer_utils import EvalPrediction, denumpify_detensorize
 
 from ..errors import FedKSeedError
 from .client_batches import described
-from .datasets import Batches
 
 
 @contextmanager
@@ -34,43 +28,6 @@ def evaluating(model: nn.Module, cache: bool) -> Iterator[None]:
             module.training = was_training
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """The outputs of a model for the rows of a dataset; None for those that it has not."""
-
-    predictions: Any
-    labels: Any
-    losses: list[float]  # one a row
-
-    def metrics(self, compute: Callable[[EvalPrediction], dict[str, Any]] | None) -> dict[str, Any]:
-        """The mean loss, and what a user's function computes from outputs and labels."""
-        metrics: dict[str, Any] = {}
-        if compute is not None and self.predictions is not None and self.labels is not None:
-            metrics |= cast(Any, denumpify_detensorize(compute(EvalPrediction(self.predictions, self.labels))))
-        return metrics | ({"loss": fmean(self.losses)} if self.losses else {})
-
-
-@torch.no_grad()
-def see(
-    batches: Batches, look: Callable[[Any], tuple[Any, Any, Any]], keep: bool, on_batch: Callable[[], object]
-) -> Seen:
-    """Run a model over batches.
-
-    Args:
-        look: the loss, outputs and labels of a batch; None for what it has not.
-        keep: whether outputs and labels are kept.
-    """
-    losses, predictions, references = list[float](), EvalLoopContainer(), EvalLoopContainer()
-    for batch in batches:
-        loss, outputs, labels = look(batch)
-        losses += [] if loss is None else [float(loss)] * (find_batch_size(batch) or batches.size)
-        if keep:
-            predictions.add(outputs)
-            references.add(labels)
-        on_batch()
-    return Seen(predictions.get_arrays(), references.get_arrays(), losses)
-
-
 def outputs_of(model: nn.Module, inputs: Any) -> Any:
     """The outputs of a model for a batch of named arguments; one without names is refused."""
     if not isinstance(inputs, Mapping):
@@ -88,7 +45,8 @@ def loss_and_outputs(model: nn.Module, inputs: Any, label_names: Sequence[str]) 
     if loss is None:
         raise FedKSeedError(
             f"the model {type(model).__name__} returned no loss for {described(inputs)}; give rows with "
-            f"{' and '.join(label_names)}, or compute_loss, a function of the model and a batch"
+            f"{' and '.join(label_names)} (columns that its forward does not take are left out), or compute_loss, a "
+            "function of the model and a batch"
         )
     return loss, outputs
 

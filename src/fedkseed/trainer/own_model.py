@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from numbers import Integral
 from typing import Any, TypeAlias
@@ -22,13 +23,14 @@ from ..local.work import LocalWork
 from ..randomness import Purpose, generator, pool_key
 from ..round import answer, decode_once
 from ..run.cohort import cohort
+from ..run.progress import Progress, Silent
 from ..strategies.kseed import KSeed, State
 from ..strategy import Settings
 from ..weights.adapter import Adapter
 from ..weights.base import Pooled
 from ..weights.modes import hold
 from ..wire.records import Run
-from .client_batches import batches_of_clients
+from .client_batches import OwnedBatch, batches_of_clients, described
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]  # of a model and a batch, a scalar; the lower the better
 
@@ -45,12 +47,16 @@ class Parties:
         local: the local steps; `sgd` and `adam` take derivatives along all directions, `two points` runs forward only.
             The learning rate is one of steps on the weights themselves, see `adjust`.
         pool: the K directions; by default 4,096 of the family hadamard.
-        tuned: shell patterns of parameter names; default: those that require a gradient, or all where none does.
+        tuned: shell patterns of parameter names; default: those that require a gradient.
         mode: where weights live, see `fedkseed.hold`.
         seed: of cohorts, batches and directions.
         basis: the factors of the pool's directions, for the families that need them.
         wire: the precision of numbers that travel, see wire/numbers.py.
         server: the server's optimiser: with `adam` it keeps moments from round to round, and `lr` is its rate.
+
+    Attributes:
+        names: of the clients.
+        progress: the watcher of steps; it shows nothing unless it is set.
 
     Raises:
         FedKSeedError: there is no client, one has no batch, or the model can't be held.
@@ -68,8 +74,10 @@ class Parties:
         if local.epochs is not None and not local.backpropagates:
             raise FedKSeedError(f"epochs = {local.epochs} is of steps that take derivatives; give steps to two points")
         self.model, self.loss, self.seed, self.basis = model, loss, seed, basis
+        self.progress: Progress = Silent()
         patterns = [tuned] if isinstance(tuned, str) else trainable(model) if tuned is None else tuned
-        self.batches, self.patterns = batches_of_clients(batches), tuple(patterns)
+        named, self.patterns = batches_of_clients(batches), tuple(patterns)
+        self.names, self.batches = list(named), list(named.values())
         if fresh := [name for name, seen in model.named_buffers() if name.endswith("num_batches_tracked") and not seen]:
             warnings.warn(
                 f"{fresh[0].rpartition('.')[0]} has seen no batch, and steps use its running means as they are: first "
@@ -111,25 +119,33 @@ class Parties:
 
     def client(self, number: int) -> Client[Pooled]:
         """One client, as algorithms see it."""
-        rows, derivatives = self.batches[number], self.strategy.settings.derivatives is not None
-        steps = self.strategy.settings.work(derivatives).count(len(rows))  # of a round
+        rows, steps = len(self.batches[number]), self.steps(number)
 
-        def batches(round_: int) -> Iterator[Any]:
-            for passed in count(round_ * steps // len(rows)):
-                order = generator(self.seed, Purpose.BATCHES, passed, number).permutation(len(rows))
-                yield from (rows[i] for i in order[max(0, round_ * steps - passed * len(rows)) :])
+        def batches(round_: int) -> Iterator[OwnedBatch]:
+            for passed in count(round_ * steps // rows):
+                order = generator(self.seed, Purpose.BATCHES, passed, number).permutation(rows).tolist()
+                yield from (self.batch(number, i) for i in order[max(0, round_ * steps - passed * rows) :])
 
-        graph = self.graph if derivatives else None
-        return Client(number, self.weights, len(rows), batches, self.value, graph=graph)
+        graph = None if self.strategy.settings.derivatives is None else self.graph
+        return Client(number, self.weights, rows, batches, self.value, partial(self.progress.advance, 1), graph)
+
+    def steps(self, number: int) -> int:
+        """Local steps of a client in a round."""
+        return self.strategy.settings.work(True).count(len(self.batches[number]))
+
+    def batch(self, client: int, number: int) -> OwnedBatch:
+        """A batch of a client."""
+        return OwnedBatch.of(self.names[client], self.batches[client], number)
 
     @torch.inference_mode()
-    def value(self, batch: Any) -> float:
+    def value(self, batch: OwnedBatch) -> float:
         """The loss of a batch as a number."""
         return float(self.graph(batch))
 
-    def graph(self, batch: Any) -> Any:
+    def graph(self, batch: OwnedBatch) -> Any:
         """The loss of a batch as a user's function returns it, if that is a single number."""
-        loss, differentiates = self.loss(self.model, batch), self.strategy.settings.derivatives is not None
+        loss = batch.put_through("model or loss", self.loss, self.model)
+        differentiates = self.strategy.settings.derivatives is not None
         if isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point():
             return loss.reshape(())
         if isinstance(loss, float | np.floating):
@@ -138,10 +154,19 @@ class Parties:
             advice = "leave .item() and float() out, or take steps_of='two points', which needs no gradient"
         else:
             advice = "return its .loss" if hasattr(loss, "loss") else "return one number, such as loss.mean()"
-        got = (
-            f"a tensor of {tuple(loss.shape)} {loss.dtype}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        got = described(loss) if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise FedKSeedError(
+            f"loss(model, batch) returned {got}, and must return a tensor of one number: {advice}. It was called with "
+            f"{batch}"
         )
-        raise FedKSeedError(f"loss(model, batch) returned {got}, and must return a tensor of one number: {advice}")
+
+    def summary(self) -> str:
+        """The clients, batches and weights that were understood."""
+        clients, own, layout = len(self.names), sum(map(len, self.batches)), self.weights.layout
+        lists = "1 client (one list, or one DataLoader)" if clients == 1 else f"{clients} clients"
+        counted = f"{own} batch{'es' * (own > 1)} in all, the first {described(self.batch(0, 0).batch)}"
+        weights = f"{layout.size:,} of {sum(shape.numel() for shape in layout.shapes.values()):,} weights"
+        return f"{lists} with {counted}; {weights} are tuned"
 
     def cohort(self, round_: int, size: int | None = None) -> list[int]:
         """The clients of a round: a random draw of `size`, or all."""
@@ -153,7 +178,8 @@ class Parties:
     def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         """Carry messages to clients of this process, one after the other."""
         read = decode_once()
-        for number, data in messages.items():
+        for k, (number, data) in enumerate(messages.items(), 1):
+            self.progress.begin(f"{self.names[number]} ({k} of {len(messages)})", self.steps(number))
             yield number, answer(self.strategy, data, self.client(number), read)
 
     def load(self, state: State) -> None:
@@ -189,10 +215,10 @@ class Parties:
 
 
 def trainable(model: nn.Module) -> list[str]:
-    """Patterns of the parameters that require a gradient: all, where none does.
+    """Patterns of the parameters that require a gradient.
 
     Raises:
-        FedKSeedError: a parameter has no values yet.
+        FedKSeedError: none does, or a parameter has no values yet.
     """
     parameters = dict(model.named_parameters())
     if not parameters:
@@ -202,5 +228,10 @@ def trainable(model: nn.Module) -> list[str]:
             raise FedKSeedError(
                 f"the parameter {name} has no values yet; run the model on a batch, or load its weights"
             )
-    frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad}
-    return ["*"] if len(frozen) in (0, len(parameters)) else [glob.escape(n) for n in parameters if n not in frozen]
+    free = [glob.escape(name) for name, parameter in parameters.items() if parameter.requires_grad]
+    if not free:
+        raise FedKSeedError(
+            f"all weights of the model {type(model).__name__} are frozen (requires_grad=False): set requires_grad of "
+            "those that are to be tuned, or name them, as in tuned='*' for all, tuned='head.*'"
+        )
+    return ["*"] if len(free) == len(parameters) else free

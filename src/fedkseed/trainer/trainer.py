@@ -12,30 +12,44 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import torch
 from safetensors.torch import save_model
 from torch import nn
+from torch.utils.data import BatchSampler
+from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers import trainer_utils as utils
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, ExportableState, PrinterCallback
+from transformers.trainer_pt_utils import EvalLoopContainer
 from transformers.trainer_utils import EvalPrediction, PredictionOutput, SaveStrategy, TrainOutput
 from transformers.utils.generic import find_labels
 
-from ..errors import DivergedError, FedKSeedError
+from ..errors import FedKSeedError
 from ..files import border
 from ..local.schedules import require_settings
 from ..local.work import LocalWork
-from ..round import Report, run_round
+from ..round import Report
+from ..run.progress import Progress
 from ..weights.adapter import NAME, Adapter
 from . import checkpoints
 from .arguments import require_obeyed, schedule
-from .datasets import Batches, Collator, shares, shuffled
-from .judge import SEARCH, UNTIL_FOUND, Judge, searched_eps, searches
-from .outputs import evaluating, labels_of, loss_and_outputs, outputs_of, predictions_in, see
+from .client_batches import Batches, OwnedBatch
+from .datasets import Collator, shares, shuffled
+from .judge import SEARCH, UNTIL_FOUND, Judge, searches
+from .outputs import evaluating, labels_of, loss_and_outputs, outputs_of, predictions_in
 from .own_model import Parties
-from .training import Tally, Training, TrainingPlan, identity
+from .training import Tally, Training, identity
+
+
+class Lines(Progress):
+    """Notes of a training, printed as transformers prints the log: above its bar."""
+
+    def note(self, text: str) -> None:
+        tqdm.write(text)
 
 
 class Trainer:
@@ -70,7 +84,7 @@ class Trainer:
     Attributes:
         state: transformers' TrainerState: global_step, epoch, log_history, …
         clients: names of the clients.
-        plan: the settings of the training that follow from the arguments.
+        batches: of each client.
         training: where the training stands; None before it has begun.
         adapter: the tuned model as a file of 4 bytes a direction, once trained.
 
@@ -110,19 +124,19 @@ class Trainer:
         datasets = shares(train_dataset, client_column)
         self.clients = list(datasets)
         batch_size, drop_last = args.per_device_train_batch_size, args.dataloader_drop_last
-        batches = [
-            Batches(rows, batch_size, self.data_collator, shuffled(args.seed, number, len(rows)), drop_last)
+        self.batches = batches = [
+            shuffled(rows, batch_size, self.data_collator, args.seed, number, drop_last)
             for number, rows in enumerate(datasets.values())
         ]
-        an_epoch = math.ceil(sum(map(len, batches)) / ((cohort or len(batches)) * local_steps))
+        self._an_epoch = an_epoch = math.ceil(sum(map(len, batches)) / ((cohort or len(batches)) * local_steps))
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * an_epoch)
         moments = steps_of == "adam" and local_steps == 1
-        kind, known_eps = "sgd" if moments else steps_of, None if isinstance(eps, str) else eps
-        first_eps = UNTIL_FOUND if known_eps is None else known_eps
-        local = LocalWork(steps, kind, local_steps, lr=args.learning_rate, eps=first_eps, probes=probes, clip=clip)
-        wire, rate = wire or ("exact" if len(batches) == 1 else "compact"), schedule(args, steps)
-        self.plan = TrainingPlan(batches, an_epoch, cohort, local, moments, known_eps, wire, args.seed, rate, options)
-        self._steps_of, self._search_lr = steps_of, lr is not None
+        self._search_lr, self._eps = lr is not None, None if isinstance(eps, str) else eps
+        kind, first_eps = "sgd" if moments else steps_of, UNTIL_FOUND if self._eps is None else self._eps
+        self.local = LocalWork(steps, kind, local_steps, lr=args.learning_rate, eps=first_eps, probes=probes, clip=clip)
+        wire, server = wire or ("exact" if len(batches) == 1 else "compact"), "adam" if moments else "sgd"
+        self._options = {"seed": args.seed, "wire": wire, "server": server, **options}
+        self._cohort, self._rate, self._steps_of = cohort, schedule(args, steps), steps_of
         self.training: Training | None = None
         self.adapter: Adapter | None = None
         self._at_work = False
@@ -134,14 +148,9 @@ class Trainer:
         self._tell("on_init_end")
 
     @property
-    def batches(self) -> Sequence[Batches]:
-        """The batches of each client."""
-        return self.plan.batches
-
-    @property
     def eps(self) -> float | None:
         """The perturbation scale, once it is known."""
-        return self.plan.eps if self.training is None else self.training.eps
+        return self._eps if self.training is None else self.training.eps
 
     @property
     def reports(self) -> list[Report]:
@@ -175,26 +184,23 @@ class Trainer:
             FedKSeedError: the checkpoint is damaged or of another training, or the numbers diverge. The model is the
                 base model again.
         """
-        start, plan, checkpoint = time.time(), self.plan, self._checkpoint_of(resume_from_checkpoint)
+        start, local, checkpoint = time.time(), self.local, self._checkpoint_of(resume_from_checkpoint)
         with evaluating(self.model, self.args.use_cache):
-            options = {
-                "seed": plan.seed,
-                "wire": plan.wire,
-                "server": "adam" if plan.moments else "sgd",
-                **plan.options,
-            }
-            parties = Parties(self.model, self.compute_loss, plan.batches, plan.local, **options)
+            batches = dict(zip(self.clients, self.batches, strict=True))
+            parties = Parties(self.model, self.compute_loss, batches, local, **self._options)
+            parties.progress = Lines()
             self._at_work = True
             try:
-                parties.cohort(0, plan.cohort)  # refuses one that can't be drawn
+                parties.cohort(0, self._cohort)  # refuses one that can't be drawn
                 judge = Judge(parties, self.args.learning_rate)
-                self.training = training = Training(parties, judge, parties.strategy.server.init(), plan.eps)
+                self.training = training = Training(parties, judge, parties.strategy.server.init(), self._eps)
                 first = self._begin(training, checkpoint)
                 self._steps(training)
                 best = self.state.best_model_checkpoint if self.args.load_best_model_at_end else None
-                state = training.server if best is None else checkpoints.read(Path(best), identity(plan, parties))[0]
-                steps = (self.state.global_step - first) * plan.local.steps
-                judge.end(state, steps, sum(report.skipped for report in training.reports))
+                state = training.server if best is None else checkpoints.read(Path(best), self._identity(training))[0]
+                steps = (self.state.global_step - first) * local.steps
+                skipped, held_out = sum(report.skipped for report in training.reports), self.eval_dataset is not None
+                judge.end(state, steps, skipped, held_out)
                 self.adapter = parties.finish(state)
             except BaseException:
                 parties.release()
@@ -203,7 +209,7 @@ class Trainer:
                 self._at_work = False
         steps, tally = self.state.global_step - first, training.tally
         mean = tally.total / tally.steps if tally.steps else math.nan
-        rows = self.args.per_device_train_batch_size * plan.local.steps * (plan.cohort or len(plan.batches)) * steps
+        rows = self.args.per_device_train_batch_size * local.steps * (self._cohort or len(self.batches)) * steps
         metrics = utils.speed_metrics("train", start, num_samples=rows, num_steps=steps) | {"train_loss": mean}
         self._log(metrics)
         self._tell("on_train_end")
@@ -222,7 +228,7 @@ class Trainer:
         """Go on from a checkpoint, or begin with the search of eps; returns the steps that are done."""
         self.state = TrainerState()
         if checkpoint is not None:
-            training.server, self.state, facts = checkpoints.read(checkpoint, identity(self.plan, training.parties))
+            training.server, self.state, facts = checkpoints.read(checkpoint, self._identity(training))
             training.tally, training.logged, training.eps = Tally(**facts["tally"]), facts["logged"], facts["eps"]
             training.factor = facts["factor"]
             saved: Any = self.state.stateful_callbacks
@@ -230,18 +236,17 @@ class Trainer:
                 for name, attribute in saved.get(type(callback).__name__, {}).get("attributes", {}).items():
                     setattr(callback, name, attribute)
         else:
-            parties, plan = training.parties, self.plan
-            if plan.eps is None and self._steps_of == "two points":
-                training.eps = searched_eps(parties)
-                parties.adjust(plan.local.lr, training.eps)
+            judge = training.judge
+            if training.eps is None and self._steps_of == "two points":
+                training.eps = judge.search_eps()
             if self._search_lr:
-                training.judge.search_rate(self._steps_of, plan.local.steps, plan.cohort)
-                training.factor = training.judge.lr / self.args.learning_rate
-        state, plan = self.state, self.plan
-        state.max_steps, state.num_train_epochs = plan.local.rounds, math.ceil(plan.local.rounds / plan.steps_an_epoch)
+                judge.search_rate(self._steps_of, self.local.steps, self._cohort)
+                training.factor = judge.lr / self.args.learning_rate
+        state, rounds = self.state, self.local.rounds
+        state.max_steps, state.num_train_epochs = rounds, math.ceil(rounds / self._an_epoch)
         state.train_batch_size = self.args.per_device_train_batch_size
-        state.compute_steps(self.args, plan.local.rounds)
-        self.callback_handler.train_dataloader = plan.batches[0] if len(plan.batches) == 1 else plan.batches
+        state.compute_steps(self.args, rounds)
+        self.callback_handler.train_dataloader = self.batches[0] if len(self.batches) == 1 else self.batches
         self._tell("on_train_begin")
         if self.args.eval_on_start and not state.global_step:
             training.parties.load(training.server)
@@ -250,36 +255,31 @@ class Trainer:
 
     def _steps(self, training: Training) -> None:
         """Take the steps that are left."""
-        state, plan, in_epoch = self.state, self.plan, False
-        while state.global_step < plan.local.rounds and not self.control.should_training_stop:
-            number = state.global_step
+        state, rounds, in_epoch = self.state, self.local.rounds, False
+        eps = self.local.eps if training.eps is None else training.eps
+        while state.global_step < rounds and not self.control.should_training_stop:
+            rate = self._rate(state.global_step) * training.factor
             if not in_epoch:
                 self._tell("on_epoch_begin")
             self._tell("on_step_begin")
-            parties, eps = training.parties, plan.local.eps if training.eps is None else training.eps
-            parties.adjust(plan.rate(number) * training.factor, eps)
-            cohort = parties.cohort(number, plan.cohort)
-            try:
-                training.server, report = run_round(parties.strategy, training.server, cohort, parties.transport)
-            except DivergedError as error:
-                raise training.judge.diverged(number + 1, math.inf) from error
+            training.parties.adjust(rate, eps)
+            training.server, report = training.judge.round(training.server, self._cohort)
             training.reports.append(report)
-            training.judge.note(training.server, report)
             training.tally.add_(report)
             state.global_step += 1
-            state.epoch = state.global_step / plan.steps_an_epoch
+            state.epoch = state.global_step / self._an_epoch
             self._tell("on_step_end")
-            self._act(training, plan.rate(number) * training.factor)
+            self._act(training, rate)
             if self.control.should_epoch_stop:
                 raise FedKSeedError(
                     "a callback has set should_epoch_stop; batches here follow from the number of the step, so that an "
                     "epoch can't be cut short: set should_training_stop"
                 )
-            whole = state.global_step % plan.steps_an_epoch == 0 or state.global_step == plan.local.rounds
+            whole = state.global_step % self._an_epoch == 0 or state.global_step == rounds
             in_epoch = not (whole or self.control.should_training_stop)
             if not in_epoch:
                 self._tell("on_epoch_end")
-                self._act(training, plan.rate(number))
+                self._act(training, rate)
 
     def _act(self, training: Training, rate: float) -> None:
         """Log, evaluate and save, as callbacks have asked for."""
@@ -332,15 +332,29 @@ class Trainer:
 
     def _predicted(self, dataset: Any, prefix: str, keep: bool) -> PredictionOutput:
         """Outputs, labels and metrics of rows; the first two only if they are to be kept."""
-        start, batches = time.time(), Batches(dataset, self.args.per_device_eval_batch_size, self.data_collator)
-        self.callback_handler.eval_dataloader = batches
+        start, size = time.time(), self.args.per_device_eval_batch_size
+        places = list(BatchSampler(range(len(dataset)), size, drop_last=False))
+        self.callback_handler.eval_dataloader = batches = Batches(dataset, places, self.data_collator)
         keep = keep and not self.args.prediction_loss_only
-        with evaluating(self.model, self.args.use_cache):
-            seen = see(batches, self._look, keep, lambda: self._tell("on_prediction_step"))
-        metrics = seen.metrics(self.compute_metrics)
+        losses, metrics = list[float](), dict[str, Any]()
+        kept: Any = EvalLoopContainer(), EvalLoopContainer()  # of outputs and labels
+        with evaluating(self.model, self.args.use_cache), torch.no_grad():
+            for number, rows in enumerate(places):
+                batch = OwnedBatch.of(f"the rows of {prefix}", batches, number)
+                loss, *seen = batch.put_through("model or loss", self._look)
+                losses += [] if loss is None else [float(loss)] * len(rows)
+                for container, part in zip(kept, seen, strict=True):
+                    if keep:
+                        container.add(part)
+                self._tell("on_prediction_step")
+        predictions, labels = (container.get_arrays() for container in kept)
+        if self.compute_metrics is not None and all(part is not None for part in (predictions, labels)):
+            computed: Any = utils.denumpify_detensorize(self.compute_metrics(EvalPrediction(predictions, labels)))
+            metrics |= computed
+        metrics |= {"loss": fmean(losses)} if losses else {}
         named = {key if key.startswith(f"{prefix}_") else f"{prefix}_{key}": number for key, number in metrics.items()}
         named |= utils.speed_metrics(prefix, start, num_samples=len(dataset), num_steps=len(batches))
-        return PredictionOutput(seen.predictions, seen.labels, named)
+        return PredictionOutput(predictions, labels, named)
 
     def _look(self, batch: Any) -> tuple[Any, Any, Any]:
         """Loss, outputs and labels of a batch; None for what it has not."""
@@ -383,16 +397,13 @@ class Trainer:
                 state.best_model_checkpoint = str(best)
         exported = [callback for callback in self.callback_handler.callbacks if isinstance(callback, ExportableState)]
         state.stateful_callbacks = {type(callback).__name__: callback.state() for callback in exported}  # pyright: ignore[reportAttributeAccessIssue] - as it is read back
-        about = identity(self.plan, training.parties)
-        facts = {
-            "identity": about,
-            "eps": training.eps,
-            "factor": training.factor,
-            "logged": training.logged,
-            "tally": asdict(training.tally),
-        }
-        checkpoints.write(path, training.server, state, facts)
+        logged, tally = training.logged, asdict(training.tally)
+        facts = {"eps": training.eps, "factor": training.factor, "logged": logged, "tally": tally}
+        checkpoints.write(path, training.server, state, {"identity": self._identity(training), **facts})
         utils.rotate_checkpoints(str(self._output), self.args.save_total_limit, state.best_model_checkpoint)
+
+    def _identity(self, training: Training) -> dict[str, Any]:
+        return identity(training.parties, self.local, self._cohort)
 
     def _checkpoint_of(self, asked: str | Path | bool | None) -> Path | None:
         """The folder of the checkpoint that is asked for."""

@@ -1,7 +1,6 @@
-"""A training of `Trainer` without its callbacks: its settings, and where it stands."""
+"""The state of a training of `Trainer`, and the facts that its checkpoints must share with it."""
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -9,36 +8,8 @@ from typing import Any
 from ..local.work import LocalWork
 from ..round import Report
 from ..strategies.kseed import State
-from .datasets import Batches
 from .judge import Judge
 from .own_model import Parties
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPlan:
-    """The settings of a training, which its arguments decide.
-
-    Args:
-        batches: of each client.
-        steps_an_epoch: steps of the training that take each batch once.
-        cohort: clients of a step; None: all.
-        local: the local steps of a client in a step of the training, and the number of those.
-        moments: whether the server has Adam's moments, so that checkpoints keep them: a client takes a single step.
-        eps: the perturbation scale; None: it is searched before the first step, or no step needs one.
-        rate: the learning rate of a step, counted from 0, as of steps on the weights themselves.
-        options: further arguments of `Parties`.
-    """
-
-    batches: Sequence[Batches]
-    steps_an_epoch: int
-    cohort: int | None
-    local: LocalWork
-    moments: bool
-    eps: float | None
-    wire: str
-    seed: int
-    rate: Callable[[int], float]
-    options: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -88,12 +59,12 @@ class Training:
     reports: list[Report] = field(default_factory=list)
 
 
-def identity(plan: TrainingPlan, parties: Parties) -> dict[str, Any]:
+def identity(parties: Parties, local: LocalWork, cohort: int | None) -> dict[str, Any]:
     """The facts that a training and its checkpoints share."""
-    run, local = parties.strategy.run, plan.local
+    settings, run = parties.strategy.settings, parties.strategy.run
     return {
         "base": run.base.hex(), "pool": [run.pool.key, run.pool.size, run.pool.family, run.pool.basis.hex()],
-        "tuned": list(parties.patterns), "seed": plan.seed, "batches": [len(batches) for batches in plan.batches],
-        "cohort": plan.cohort, "steps_of": "adam" if plan.moments else local.steps_of, "local_steps": local.steps,
-        "probes": local.probes, "clip": str(local.clip), "wire": plan.wire,
+        "tuned": list(parties.patterns), "seed": parties.seed, "batches": list(map(len, parties.batches)),
+        "cohort": cohort, "steps_of": "adam" if settings.server == "adam" else local.steps_of,
+        "local_steps": local.steps, "probes": local.probes, "clip": str(local.clip), "wire": settings.wire,
     }  # fmt: skip

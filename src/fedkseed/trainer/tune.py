@@ -1,20 +1,22 @@
 """`tune`: federated tuning of a user's own model in one call."""
 
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from ..errors import DivergedError, FedKSeedError
+from ..errors import FedKSeedError
 from ..local.work import LocalWork
-from ..round import Report, run_round
+from ..report.bars import Bars
+from ..round import Report
 from ..strategies.kseed import State
 from ..weights.adapter import Adapter
-from .client_batches import batches_of, described
-from .judge import SEARCH, START, UNTIL_FOUND, Judge, searched_eps, searches
+from .client_batches import OwnedBatch, batches_of, described
+from .judge import PLATEAU, SEARCH, START, UNTIL_FOUND, Judge, searches
 from .own_model import Loss, Parties
 
 Metrics: TypeAlias = Mapping[str, Callable[[Any, Any], Any]]  # of a model and a batch, a number
@@ -40,7 +42,7 @@ def tune(
     model: nn.Module, loss: Loss, batches: Any, rounds: int = 20, *,
     steps_of: str = "adam", steps: int = 20, lr: float | str = SEARCH, eps: float | str = SEARCH,
     schedule: str = "linear", probes: int = 1, clip: float = math.inf, size: int | None = None, held_out: Any = None,
-    metrics: Metrics | None = None, on_round: OnRound = lambda report, scores: None, **options: Any,
+    metrics: Metrics | None = None, on_round: OnRound | None = None, **options: Any,
 ) -> Tuned:  # fmt: skip
     """Tune a model in place on data of several clients, with messages of kilobytes between them and a server.
 
@@ -58,7 +60,7 @@ def tune(
         size: clients that take part in a round; default all.
         held_out: batches on which the model is scored before the first round and after each.
         metrics: by name, functions of (model, batch) to a number, as {"accuracy": accuracy}; means over rows count.
-        on_round: called with the report and the scores of each round.
+        on_round: called with the report and the scores of each round, in place of the lines that are printed.
         options: further arguments of `Parties`, see OPTIONS: pool, tuned, mode, seed, basis, wire.
 
     Raises:
@@ -89,44 +91,60 @@ def tune(
             return {}
         parties.load(state)
         scores.append(scored(parties, metrics or {}, held_out))
+        if on_round is None:
+            said = ", ".join(f"{name} {score:.4g}" for name, score in scores[-1].items())
+            bars.note(f"held_out after {state.round} rounds: {said}")
         return scores[-1]
 
-    try:
-        parties.cohort(0, size)  # refuses one that can't be drawn
-        judge = Judge(parties, first_lr)
-        if search_eps and not local.backpropagates:
-            parties.adjust(first_lr, searched_eps(parties))
-        if search_lr:
-            judge.search_rate(steps_of, steps, size)
-        score(state := parties.strategy.server.init())
-        for number in range(rounds):
-            try:
-                state, report = run_round(parties.strategy, state, parties.cohort(number, size), parties.transport)
-            except DivergedError as error:
-                raise judge.diverged(number + 1, math.inf) from error
-            reports.append(report)
-            judge.note(state, report)
-            on_round(report, score(state))
-        judge.end(state, rounds * steps, sum(report.skipped for report in reports))
-        settings = parties.strategy.settings.local
-        return Tuned(state, reports, parties.finish(state), judge.lr, settings.eps, scores)
-    except BaseException:
-        parties.release()
-        raise
+    with Bars(rounds) as bars:
+        try:
+            parties.progress = bars
+            parties.cohort(0, size)  # refuses one that can't be drawn
+            judge = Judge(parties, first_lr)
+            if search_eps and not local.backpropagates:
+                judge.search_eps()
+            if search_lr:
+                judge.search_rate(steps_of, steps, size)
+            score(state := parties.strategy.server.init())
+            for _ in range(rounds):
+                state, report = judge.round(state, size)
+                reports.append(report)
+                if on_round is None:
+                    bars.round_done(report)
+                    score(state)
+                else:
+                    bars.count_round(report.seconds)
+                    on_round(report, score(state))
+            judge.end(state, rounds * steps, sum(report.skipped for report in reports), held_out is not None)
+            settings = parties.strategy.settings.local
+            tuned = Tuned(state, reports, parties.finish(state), judge.lr, settings.eps, scores)
+        except BaseException:
+            parties.release()
+            raise
+    if scores and (best := min(range(rounds + 1), key=lambda done: scores[done]["loss"])) < rounds:
+        lowest, base, last = (scores[done]["loss"] for done in (best, 0, rounds))
+        if last - lowest > PLATEAU * abs(base):
+            warnings.warn(
+                f"the loss on held_out was lowest after {best} rounds, {lowest:.4g}, and is {last:.4g} now: take fewer "
+                "rounds or a smaller lr, or more data",
+                stacklevel=2,
+            )
+    return tuned
 
 
 @torch.inference_mode()
-def scored(parties: Parties, metrics: Metrics, batches: Any) -> dict[str, float]:
+def scored(parties: Parties, metrics: Metrics, batches: Sequence[Any]) -> dict[str, float]:
     """The means over the rows of batches of the loss, and of metrics of the model."""
     from transformers.trainer_pt_utils import find_batch_size  # takes seconds to import
 
     sums, rows = dict.fromkeys(["loss", *metrics], 0.0), 0
-    for batch in batches:
-        count = find_batch_size(batch) or 1
+    for place in range(len(batches)):
+        batch = OwnedBatch.of("held_out", batches, place)
+        count = find_batch_size(batch.batch) or 1
         rows += count
         sums["loss"] += count * parties.value(batch)
         for name, metric in metrics.items():
-            number = metric(parties.model, batch)
+            number = batch.put_through(f"metric {name}", metric, parties.model)
             try:
                 sums[name] += count * float(number)
             except (TypeError, ValueError, RuntimeError) as error:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..directions import Pool
 from ..directions.operations import project_pieces
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, first_line
 from .layout import Layout
 from .side_by_side import Value
 
@@ -139,5 +139,8 @@ def backpropagate(loss: Callable[[], Tensor]) -> float:
         if not value.requires_grad:
             raise FedKSeedError(NO_GRADIENT)
         if bool(torch.isfinite(value.detach())):
-            value.backward()
+            try:
+                value.backward()
+            except RuntimeError as error:  # such as a tensor that the model or the loss has changed in place
+                raise FedKSeedError(f"the pass back from the loss raised an error: {first_line(error)}") from error
     return float(value.detach())
