@@ -10,18 +10,21 @@ from urllib.request import Request, urlopen
 from gguf import GGUFReader
 from xllamacpp import CommonParams, Server  # pyright: ignore[reportAttributeAccessIssue]
 
+MOST = 128  # tokens of an answer
+
 
 def ask(question: str, path: str, template: str) -> str:
-    """The likeliest answer of a GGUF file's model, of 24 tokens at most."""
+    """The likeliest answer of a GGUF file's model; one that has not ended after MOST tokens ends in "…"."""
     options = CommonParams()
     options.model.path, options.chat_template, options.use_jinja = path, template, True
     options.n_ctx, options.n_parallel, options.verbosity = 512, 1, -1
     server = Server(options)
-    asked = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 24}
+    asked = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": MOST}
     place = f"{server.listening_address}/v1/chat/completions"
     request = Request(place, json.dumps(asked).encode(), {"Content-Type": "application/json"})  # noqa: S310
     with urlopen(request, timeout=300) as reply:  # noqa: S310 - a server of this process, on loopback
-        return json.load(reply)["choices"][0]["message"]["content"]
+        answer = json.load(reply)["choices"][0]
+    return answer["message"]["content"] + " …" * (answer["finish_reason"] == "length")
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def test_a_folder_of_three_departments_needs_no_names_of_columns(departments, ti
     kept = documented("preview", recipe, "--set", "data.leave_out_faulty=false")["notes"]
     assert f"{reason} ([data] leave_out_faulty = true leaves such rows out)" in kept[2]
     said = refused("preview", recipe, "--set", "data.leave_out_faulty=false", "--set", "data.strict=true")
-    assert "row 27: a row without a question; row 28: a row with the answer 'n/a'; row 29: " in said
+    assert "row 27: a row without a question; row 28: a row with the answer 'n/a' (so row 29); 3 faulty" in said
 
 
 def test_columns_have_other_names_in_each_file(departments, tiny_model, tmp_path):

@@ -1,6 +1,7 @@
 """Errors have a place: all faults of a file in one answer, and rows that its owner wants left out, counted."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,10 @@ def test_every_faulty_row_is_named_with_its_line_or_left_out_and_counted(tmp_pat
     text = refusal(path)
     assert text.startswith(str(path))
     assert "[data] leave_out_faulty = true" in text
-    at = 0
-    for place, reason in faults[:FAULTS_SHOWN]:  # in their order
-        at = text.index(place.replace(": ", ""), at)
-        assert reason in text[at:]
-    assert (f"and {len(faults) - FAULTS_SHOWN} more" in text) == (len(faults) > FAULTS_SHOWN)
+    for place, reason in faults[:FAULTS_SHOWN]:
+        assert re.search(rf"{place.replace(': ', '')}\b", text)
+        assert reason in text
+    assert (f"{len(faults)} faulty rows" in text) == (len(faults) > 1)
     file = Reader(leave_out_faulty=True).file(str(path))
     assert file.places == [f"line {k}" for k, kind in enumerate(["good", *kinds], 1) if kind == "good"]
     count = f"{len(faults)} faulty row{'s' * (len(faults) > 1)} left out: line "
@@ -133,7 +133,9 @@ def test_all_rows_without_a_client_are_named_or_left_out(recipe_for):
     changes = {"split": 'split = "column"', "count": ""}
     recipe = load_recipe(recipe_for("plain", rows, **changes))
     tokenizer = load_tokenizer(recipe.model.name)
-    with pytest.raises(FedKSeedError, match=r"line 3: no client is named; .*line 5: .*line 20: .*8 faulty rows: "):
+    with pytest.raises(
+        FedKSeedError, match=r"line 3: no client is named; .* .so line 5, line 8, .* line 20.; 8 faulty rows: "
+    ):
         share_out(recipe, tokenizer)
     recipe = load_recipe(recipe_for("plain", rows, **changes, held_out="held_out = 0.2\nleave_out_faulty = true"))
     lines = list[str]()
@@ -159,8 +161,8 @@ def test_the_owner_of_a_client_asks_in_the_policy_and_a_server_can_t(recipe_for)
 def test_the_command_line_shows_all_faults_in_its_one_line(recipe_for):
     rows = [GOOD] * 20 + [GOOD | {"prompt": k} for k in range(30)]
     text = refused("preview", recipe_for("plain", rows))
-    assert "line 21: prompt must be text, got int; line 22: prompt must be text" in text
-    assert "and 10 more; 30 faulty rows: [data] leave_out_faulty = true leaves such rows out" in text
+    assert "line 21: prompt must be text, got int (so line 22, line 23, " in text
+    assert "line 41 and 9 more); 30 faulty rows: [data] leave_out_faulty = true leaves such rows out" in text
     output = fedkseed("preview", recipe_for("plain", rows), "--set", "data.leave_out_faulty=true").output
     assert "20 rows as prompt and completion; 19 repeated" in output
     assert "30 faulty rows left out: line 21: prompt must be text, got int" in output

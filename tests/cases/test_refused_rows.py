@@ -1,6 +1,7 @@
 """Conversations that a chat template refuses: named by their places in one answer, or left out and counted."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -42,7 +43,7 @@ def test_all_rows_of_a_file_are_in_one_answer_held_out_or_not(recipe_for, altern
     with pytest.raises(FedKSeedError) as raised:
         share_out(load_recipe(recipe), alternate)
     assert "8 faulty rows" in str(raised.value)
-    assert all(f"line {k}: " in str(raised.value) for k in faulty)
+    assert re.search(r"line 2: .* .so line 3, line 5, line 8, line 13, line 21, line 34, line 39.; ", str(raised.value))
 
 
 def test_they_are_left_out_and_counted_if_the_owner_asks(recipe_for):
@@ -67,7 +68,7 @@ def test_a_clients_file_and_a_file_to_evaluate_on_have_the_same_answer(recipe_fo
     chat = {"max_tokens": 'max_tokens = 256\ntemplate = "chat"', "held_out": 'held_out = "none"'}
     recipe = load_recipe(recipe_for("alternate", [talk(k, TWICE if k in (4, 6) else USUAL) for k in range(20)], **chat))
     for read in (own_share, whole_set):
-        with pytest.raises(FedKSeedError, match=r"rows.jsonl.*line 5: .*line 7: "):
+        with pytest.raises(FedKSeedError, match=r"rows.jsonl.*line 5: .* .so line 7."):
             read(recipe, alternate)
 
 

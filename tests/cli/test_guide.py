@@ -12,6 +12,7 @@ from fedkseed.files import shipped
 from ..commands import documented, fedkseed, refused
 
 ROOT = Path(__file__).parents[2]
+EXAMPLES = {path.stem for path in (ROOT / "docs" / "examples").glob("*.py")}
 PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
 RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.toml") if path.stem != "policy")
 
@@ -26,6 +27,18 @@ def test_pages_are_listed_with_their_questions():
 @pytest.mark.parametrize("name", ["data", "data.md", "docs/data.md", "Data"])
 def test_a_page_is_printed_as_it_is(name):
     assert fedkseed("docs", name).stdout == (ROOT / "docs" / "data.md").read_text()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_command_of_a_page_names_examples_that_a_wheel_s_user_has(name):
+    """A copy by `fedkseed examples`, and no file of a checkout."""
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    assert "fedkseed examples" in page or "](examples/" not in page.replace("](../examples/", "](examples/")
+    for words in re.findall(r"^    +(.*)$|`([^`\n]+)`", page, re.MULTILINE):
+        command = "".join(words)
+        assert not re.match(r"(python|flwr run|fedkseed [a-z-]+) (docs/)?examples/", command), command
+        if (copied := re.match(r"python (\w+)\.py", command)) and copied[1] in EXAMPLES:
+            assert re.search(rf"fedkseed examples [\w. ]*{copied[1]}", page), command
 
 
 def test_a_page_that_is_not_there_is_refused_with_those_that_are():

@@ -443,3 +443,25 @@ def test_a_client_with_its_own_file_has_its_conversations_and_packed_texts(tmp_p
     texts, _ = own_share(recipe(tmp_path, model_folder, source / "legal.parquet", **limit), tokenizer)
     expected = "".join(f"{row['response']}<end>" for row in rows()[20:32])
     assert "".join(tokenizer.decode(e.tokens) for e in texts) == expected
+
+
+def test_files_that_share_rows_are_named_with_their_number_before_a_run(tmp_path, model_folder, tokenizer):
+    folder, said = tmp_path / "clients", list[str]()
+    folder.mkdir()
+    for name, own in (("hr", rows()), ("hr (Copy)", rows()), ("it", [{**row, "context": "it"} for row in rows()])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    share_out(recipe(tmp_path, model_folder, folder, **ALONE), tokenizer, said.append)
+    (shared,) = [line for line in said if "share rows" in line]
+    assert f"warning: files share rows: hr (Copy).jsonl and hr.jsonl ({len(rows())}); is one a copy?" in shared
+    (leak,) = [line for line in said if "held-out rows are the same" in line]
+    assert "training rows of hr (Copy).jsonl, hr.jsonl, but" in leak
+
+
+def test_of_many_pairs_of_files_that_share_rows_the_first_are_named(tmp_path, model_folder, tokenizer):
+    folder, said = tmp_path / "clients", list[str]()
+    folder.mkdir()
+    for number in range(9):
+        (folder / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    share_out(recipe(tmp_path, model_folder, folder, **ALONE), tokenizer, said.append)
+    (shared,) = [line for line in said if "share rows" in line]
+    assert "0.jsonl and 1.jsonl (36), 0.jsonl and 2.jsonl (36), 0.jsonl and 3.jsonl (36) and 5 more; is" in shared

@@ -212,3 +212,57 @@ def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, ending):
 def test_a_device_is_no_data_file():
     with pytest.raises(FedKSeedError, match="no data file at /dev/zero"):
         read("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "How do I log in?,Press the button.",
+        "Wie komme ich hinein,Bitte den Knopf an der Wand neben der Tür drücken und warten",
+        "12,50",
+        "Hours,Open from nine to five on all days",
+    ],
+)
+@pytest.mark.parametrize("ending", ["csv", "csv.gz"])
+def test_a_first_line_that_is_a_row_is_shown_and_what_to_write_is_said(tmp_path, first, ending):
+    path, content = tmp_path / f"a.{ending}", (first + "\n") * 5
+    path.write_bytes(gzip.compress(content.encode()) if ending.endswith("gz") else content.encode())
+    with pytest.raises(FedKSeedError) as raised:
+        Reader().file(str(path))
+    shown = f"a.{ending}: the first line does not look like names of columns: {first[:9].partition(',')[0]}"
+    for part in (shown, "write a line above it, as question,answer", "--column instruction=NAME"):
+        assert part in str(raised.value)
+    assert "line 2" not in str(raised.value)
+
+
+def test_names_of_columns_that_are_none_of_ours_are_not_taken_for_a_row(tmp_path):
+    for head in ("Subject,Body", "id,e-mail,2nd name"):
+        (tmp_path / "a.csv").write_text(f"{head}\n{head}\n")
+        with pytest.raises(FedKSeedError, match="no column instruction and no response"):
+            Reader().file(str(tmp_path / "a.csv"))
+
+
+@pytest.mark.parametrize("count", [2, 21, 22, 60])
+def test_faults_of_a_kind_are_one_sentence_with_their_places(tmp_path, count):
+    ragged = "".join(f"q{k},a{k}{',more' * (1 + k % 3)}\n" for k in range(count))
+    (tmp_path / "a.csv").write_text("question,answer\n" + ragged)
+    (tmp_path / "b.jsonl").write_text(
+        "".join(f'{{"prompt": "{k}", "completion": {"[" * (k + 1)}\n' for k in range(count))
+    )
+    for name, words in (("a.csv", "the first line names 2 columns"), ("b.jsonl", "not valid JSON")):
+        with pytest.raises(FedKSeedError) as raised:
+            Reader().file(str(tmp_path / name))
+        said = str(raised.value)
+        assert said.count(words) == 1
+        assert f"{count} faulty rows" in said
+        assert ("more)" in said) == (count > 21)
+
+
+def test_files_with_a_fault_of_a_kind_are_one_line(tmp_path):
+    for number in range(16):
+        (tmp_path / f"{number:02}.csv").write_text(f"How do I do {number}?,By doing it.\n" * 9)
+    with pytest.raises(FedKSeedError) as raised:
+        Reader().folder(str(tmp_path))
+    assert str(raised.value).count("does not look like names") == 1
+    assert "01.csv" in str(raised.value)
+    assert "and 7 more)" in str(raised.value)

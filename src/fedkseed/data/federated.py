@@ -26,7 +26,7 @@ from .held_out import (
     separate_categories,
     set_aside,
 )
-from .layouts import normal_form
+from .layouts import Example, normal_form
 from .sources import DataFile, is_here, remarks, require_columns
 from .split import (
     DEFAULT_CATEGORY,
@@ -41,6 +41,7 @@ from .split import (
     rows_of,
 )
 
+PAIRS_SHOWN = 3  # of files with rows in common; of more, their number
 MOST_LINES = 12  # files with a line each; of more, the last line sums up the others
 
 
@@ -95,10 +96,8 @@ def share_out(recipe: Recipe, tokenizer: Any, show: Note = lambda line: None) ->
     recipe = encoder.recipe
     encoder.prepare(sorted([*source.training, *source.held_out], key=lambda row: row.index))
     encoded = encoder.training(training)
-    unseen, forms = (
-        {normal_form(row.example) for row in source.held_out},
-        [normal_form(row.example) for row in training],
-    )
+    unseen = {normal_form(row.example) for row in source.held_out}
+    forms = [normal_form(row.example) for row in training]
     repeated = [row for row, form in zip(training, forms, strict=True) if form in unseen]
     _note_files(source.files, note, encoded, repeated=repeated)
     for remark in (*encoder.remarks(encoded, len(training), "training rows"), *_few_left(source, training, encoded)):
@@ -115,9 +114,8 @@ def share_out(recipe: Recipe, tokenizer: Any, show: Note = lambda line: None) ->
     held_out, sets = draw_sets(HeldOutRows(source.held_out, categories, every, kept_back, trained), encoder, note)
     seen = {form for row, form in zip(training, forms, strict=True) if row.example in trained or row.example.plain}
     also_trained = {name: _alike(each.examples, seen) for name, each in {"": held_out, **sets}.items()}
-    texts = [
-        normal_form(row.example) in seen for row in source.held_out if row.example.plain
-    ]  # blocks have no row's form
+    # of texts, the rows: blocks have no row's form
+    texts = [normal_form(row.example) in seen for row in source.held_out if row.example.plain]
     total = len(texts) + sum(not e.example.plain for each in (held_out, *sets.values()) for e in each.examples)
     _note_repeated(sum(map(len, also_trained.values())) + sum(texts), total, repeated, recipe, note)
     evaluated = [*held_out.examples, *(sets[VALIDATION].examples if VALIDATION in sets else [])]
@@ -234,6 +232,14 @@ def _note_files(
     if others:
         rows = sum(len(file.examples) for file in others)
         note(f"{len(others):,} more files: {rows:,} rows{remarks(others)}")
+    holders = dict[Example, list[str]]()
+    for file in files if len(files) > 1 else ():
+        for example in dict.fromkeys(file.examples):
+            holders.setdefault(example, []).append(file.name)
+    if shared := Counter((first, other) for first, *more in holders.values() for other in more):
+        pairs = ", ".join(f"{one} and {two} ({count:,})" for (one, two), count in shared.most_common(PAIRS_SHOWN))
+        pairs += f" and {len(shared) - PAIRS_SHOWN:,} more" * (len(shared) > PAIRS_SHOWN)
+        note(f"warning: files share rows: {pairs}; is one a copy? Remove it, or its rows count twice")
 
 
 def _few_left(source: SourceRows, training: Sequence[OwnedRow], encoded: EncodedRows) -> Iterator[str]:
@@ -264,7 +270,10 @@ def _note_repeated(count: int, total: int, rows: Sequence[OwnedRow], recipe: Rec
             "held-out row, whose loss would be too good; remove one of the two, or set [data] strict = false"
         )
     if count:
+        names = list(dict.fromkeys(row.file.name for row in rows if row.file is not None))
+        where = f" of {', '.join(names[:PAIRS_SHOWN])}{', …' * (len(names) > PAIRS_SHOWN)}" if names[1:] else ""
         note(
-            f"warning: {count:,} of {total:,} held-out rows are the same as training rows, but for capitals, space and "
-            "punctuation, and their loss is too good a sign: remove repeated rows ([data] strict = true refuses them)"
+            f"warning: {count:,} of {total:,} held-out rows are the same as training rows{where}, but for capitals, "
+            "space and punctuation, and their loss is too good a sign: remove repeated rows ([data] strict = true "
+            "refuses them)"
         )

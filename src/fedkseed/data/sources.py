@@ -1,18 +1,22 @@
 """Reader of data: files of many formats and layouts, folders of them, and the samples of the package."""
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ..errors import FedKSeedError
-from .file_formats import READABLE, SAMPLES, format_of, is_saved, open_rows
+from .file_formats import READABLE, SAMPLES, SHEETS, format_of, is_saved, open_rows
 from .layouts import AFTER, LAYOUTS, SKIPPED, Columns, Example, RowLayout, fit, is_placeholder, names_of, normalised
 
 FAULTS_SHOWN = 20  # faulty rows in an error; of more, their number
-NAMES_SHOWN = 8  # unused columns and keys in a line; of more, their number
+NAMES_SHOWN = 8  # unused columns and keys in a line, and places of remarks of a kind; of more, their number
+DETAILS = re.compile(r"""\d+|'[^']*'|"[^"]*\"""")  # in which faults of one kind differ
+# What stands in rows and hardly in names of columns: 40 characters or 7 words and more, a sentence, or a number.
+ROW_CELL = re.compile(r"(?s).{40,}|\s*(\S+\s+){6,}\S+\s*|.*[.!?]\s*|[\d.,% -]+")
 
 
 @dataclass(slots=True)
@@ -26,9 +30,7 @@ class DataFile:
     places: list[str] = field(default_factory=list)  # each example's row or line, as "line 3"
     clients: list[str] = field(default_factory=list)  # the client that each row names; "": none
     empty: int = 0  # rows left out because there is nothing to learn
-    unused: Counter[str] = field(
-        default_factory=Counter
-    )  # columns and keys that nothing uses -> how often; see layouts
+    unused: Counter[str] = field(default_factory=Counter)  # columns and keys that nothing uses -> how often
     lacking: list[str] = field(default_factory=list)  # columns that a recipe names and no row has
     columns: list[str] = field(default_factory=list)  # those of the first row
     faults: list[str] = field(default_factory=list)  # of rows that can't be used, as "line 3: the reason"
@@ -64,7 +66,7 @@ def remarks(files: Sequence[DataFile], *more: str) -> str:
     skipped, after = counts.pop(SKIPPED, 0), counts.pop(AFTER, 0)
     empty = sum(file.empty for file in files)
     doubts = Counter(doubt_of(example) for file in files for example in file.examples)
-    notes = [note if len(files) == 1 else f"{file.name} {note}" for file in files for note in file.notes]
+    notes = gathered((file.name * (len(files) > 1), note) for file in files for note in file.notes)
     repeated = sum(len(file.examples) - len(set(file.examples)) for file in files)
     faults = [fault if len(files) == 1 else f"{file.name}, {fault}" for file in files for fault in file.faults]
     unused = [f"{name} ({count:,})" for name, count in counts.items()]
@@ -73,8 +75,7 @@ def remarks(files: Sequence[DataFile], *more: str) -> str:
     clients = sorted({client for file in files for client in file.clients}, key=lambda name: (name.casefold(), name))
     alike = [pair for pair in pairwise(clients) if len(set(map(str.casefold, pair))) == 1]
     words = (
-        *notes[:NAMES_SHOWN],
-        f"and {len(notes) - NAMES_SHOWN:,} more of the kind" if len(notes) > NAMES_SHOWN else "",
+        *notes,
         f"{empty:,} without a response left out" if empty else "",
         f"{skipped:,} left out by their flag" if skipped else "",
         f"{said} ([data] leave_out_faulty = true leaves such rows out)" if (said := counted(doubts)) else "",
@@ -86,6 +87,19 @@ def remarks(files: Sequence[DataFile], *more: str) -> str:
         f"{len(faults):,} faulty row{'s' * (len(faults) != 1)} left out: {faults[0]}" if faults else "",
     )
     return f"; {', '.join(filter(None, words))}" if any(words) else ""
+
+
+def gathered(remarks: Iterable[tuple[str, ...]], joint: str = " ", places: int = NAMES_SHOWN) -> list[str]:
+    """Remarks on places in one line a kind: the first in full, and where the others are."""
+    kinds = dict[str, list[tuple[str, ...]]]()
+    for place, reason in remarks:
+        kinds.setdefault(DETAILS.sub("", reason), []).append((place, reason))
+    lines = list[str]()
+    for (first, reason), *others in kinds.values():
+        more = f" and {len(others) - places:,} more" if len(others) > places else ""
+        alike = f" (so {', '.join(place for place, _ in others[:places])}{more})" if others else ""
+        lines.append(f"{first}{joint * bool(first)}{reason}{alike}")
+    return lines
 
 
 def doubt_of(example: Example) -> str:
@@ -141,6 +155,13 @@ class Reader:
             file.add_fault(damage)
         if not file.columns and misfit is not None:
             layout, row, where = misfit
+            if (format_of(file.source) or [""])[0] in (".csv", ".tsv", *SHEETS) and any(map(ROW_CELL.fullmatch, row)):
+                shown = ", ".join(f"{name:.40}" for name in row)
+                raise FedKSeedError(
+                    f"{file.source}: the first line does not look like names of columns: {shown}. If it is a row, "
+                    "write a line above it, as question,answer; if these are names, say which is which, as options of "
+                    "`fedkseed init` do: --column instruction=NAME --column response=NAME"
+                )
             layout.example(row, where)  # refuses it, and says which columns are expected
         file.refuse_faults()
         file.lacking = list(lacking.values())
@@ -210,18 +231,18 @@ class Reader:
                 except FedKSeedError as refusal:
                     refusals.append(str(refusal))
         if refusals:
-            more = len(refusals) - FAULTS_SHOWN
-            raise FedKSeedError(
-                "\n".join([*refusals[:FAULTS_SHOWN], *([f"and {more:,} more files"] if more > 0 else [])])
-            )
+            lines = gathered((text.partition(": ")[::2] for text in refusals), ": ")
+            more = len(lines) - FAULTS_SHOWN
+            raise FedKSeedError("\n".join([*lines[:FAULTS_SHOWN], *([f"and {more:,} more"] if more > 0 else [])]))
         return clients
 
 
 def _refusal(source: str, faults: Sequence[str], remedy: str) -> FedKSeedError:
     """The refusal of a file for some of its rows, each with its place: of the first `FAULTS_SHOWN`."""
-    more = f"; and {len(faults) - FAULTS_SHOWN:,} more" if len(faults) > FAULTS_SHOWN else ""
+    lines = gathered((fault.partition(": ")[::2] for fault in faults), ": ", FAULTS_SHOWN)
+    more = f"; and {len(lines) - FAULTS_SHOWN:,} more" if len(lines) > FAULTS_SHOWN else ""
     count = f"{len(faults):,} faulty rows: " if len(faults) > 1 else ""
-    return FedKSeedError(f"{source}, {'; '.join(faults[:FAULTS_SHOWN])}{more}; {count}{remedy}")
+    return FedKSeedError(f"{source}, {'; '.join(lines[:FAULTS_SHOWN])}{more}; {count}{remedy}")
 
 
 def require_columns(files: Sequence[DataFile]) -> None:
@@ -273,8 +294,8 @@ def _data_files(entry: Path, refusals: list[str]) -> list[Path]:
     inside = _visible(entry) if entry.is_dir() and not is_saved(entry) else [entry]
     others = [file for file in inside if not is_saved(file) and (file.is_dir() or format_of(file.name) is None)]
     refusals += [
-        f"{file} is no data file ({READABLE}), and data of a client must not be left out in silence: convert it, or "
-        "move it out of the folder"
+        f"{file} is no data file that is read: {READABLE} are, and data of a client must not be left out in silence; "
+        "convert it, or move it out of the folder"
         for file in others
     ]
     if not inside:
