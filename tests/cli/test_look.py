@@ -112,10 +112,20 @@ def test_generate_shows_base_and_tuned(finished):
     assert output.index("--- base ---") < output.index("--- tuned ---")
 
 
-def test_generate_and_export_of_a_run_that_was_rolled_back_say_how_to_end_it(copy, tmp_path):
+def test_generate_and_export_of_a_run_that_is_not_finished_take_its_last_round_and_say_so(copy, tmp_path):
+    """Also while another process works on the run: what it writes is read as of its last commit."""
     assert fedkseed("rollback", copy, "--to", 1).exit_code == 0
-    line = f"has no tuned model yet, or its recipe says save = false; go on with: fedkseed resume {copy}"
-    for command in (("generate", copy, "hello"), ("export", copy, tmp_path / "out")):
+    line = f"round 1 of 3; the run is not finished: `fedkseed resume {copy}` goes on"
+    with Store(copy).locked():
+        for command in (("generate", copy, "hello"), ("export", copy, tmp_path / "out"), ("verify", copy)):
+            result = fedkseed(*command)
+            assert result.exit_code == 0, result.stderr
+            assert (line in result.output) == (command[0] != "verify")
+    assert "digest of the tuned model none yet, the run is not finished" in result.output
+    assert "| rounds | round 1 of 3; the run is not finished |" in (tmp_path / "out" / "README.md").read_text()
+    assert fedkseed("rollback", copy, "--to", 0).exit_code == 0
+    line = f"has no tuned model yet, since no round is finished; go on with: fedkseed resume {copy}"
+    for command in (("generate", copy, "hello"), ("export", copy, tmp_path / "none")):
         assert line in refused(*command)
 
 
@@ -155,11 +165,14 @@ def test_preview_says_what_files_hold_and_shows_each_answer_of_a_conversation(tm
     assert re.search(r"1 it +│ +\d", output)
 
 
-def test_verify_says_what_follows_and_ends_with_2_where_something_does_not(copy):
+def test_verify_says_what_follows_and_ends_with_2_where_something_does_not(finished, copy):
     result = fedkseed("verify", copy)
     assert result.exit_code == 0, result.output
     assert "3 rounds follow from 6 uploads, no signatures checked (its clients have no keys)" in result.output
     assert f"head {Store(copy).head(3).hex()}" in result.output
+    digest = Adapter.load(copy).tuned
+    assert f"digest of the tuned model {digest}" in result.output
+    assert digest in (finished.parent / "printed.txt").read_text()  # by `run`
     synthetic.change(Store(copy), "DELETE FROM uploads WHERE done = 2 AND client = (SELECT min(client) FROM uploads "
                      "WHERE done = 2)")  # fmt: skip
     assert "round 2 has changed" in refused("verify", copy)

@@ -5,6 +5,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,8 @@ from gguf import GGUFWriter
 from fedkseed import FedKSeedError
 from fedkseed.models.gguf_header import MAX_ITEMS, require_sane
 from fedkseed.models.load import load_model, load_tokenizer
+from fedkseed.tuned.export import export
+from fedkseed.tuned.load import open_tuned
 
 from ..conftest import tiny_llama
 
@@ -101,6 +104,22 @@ def test_every_cut_and_200_flipped_bytes_are_taken_or_refused(whole, tmp_path):
         flipped[rng.integers(400)] ^= int(rng.integers(1, 256))
         with suppress(FedKSeedError):
             check(path, bytes(flipped))
+
+
+def test_a_model_is_loaded_with_one_reading_of_its_file_and_one_table_of_names(model_folder, tmp_path, monkeypatch):
+    export(open_tuned(model_folder), tmp_path / "gguf", "gguf", kind="f32")
+    (path,), done = (tmp_path / "gguf").glob("*.gguf"), list[str]()
+    for name in ("GGUFReader", "get_tensor_name_map"):
+        whole = getattr(gguf, name)
+        monkeypatch.setattr(gguf, name, lambda *given, name=name, whole=whole: (done.append(name), whole(*given))[1])
+    patched = gguf.GGUFReader
+    load_tokenizer(str(path))
+    assert done == ["GGUFReader"]
+    for storage in ("dense", "as stored"):
+        done.clear()
+        load_model(str(path), storage=storage)
+        assert sorted(done) == ["GGUFReader", "get_tensor_name_map"]
+    assert gguf.GGUFReader is patched  # nothing is kept
 
 
 def test_weights_in_a_pickle_are_not_read(model_folder, tmp_path):

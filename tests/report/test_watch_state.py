@@ -7,9 +7,9 @@ import subprocess
 import pytest
 
 from fedkseed.errors import FedKSeedError
-from fedkseed.report.watch_state import RunView, Teller, Watched, duration, remaining
+from fedkseed.report.watch_state import RunView, Teller, Watched, remaining
 from fedkseed.run.activity import FILE, Activity, ActivityFile
-from fedkseed.run.progress import Silent
+from fedkseed.run.progress import Silent, duration
 from fedkseed.run.round_metrics import line
 from fedkseed.run.store import Store
 

@@ -19,7 +19,8 @@ def finished(tmp_path_factory, model_folder, data_file) -> Callable[..., Path]:
     @cache
     def finish(model: Path = model_folder, *, tuned: str = '["*"]', more: str = "", **changes: str) -> Path:
         folder = tmp_path_factory.mktemp("finished")
-        text = recipe_text(model, data_file, **changes).replace("[data]", f"tuned = {tuned}\n[data]", 1)
+        named = f"tuned = {tuned}\n" if tuned else ""  # empty: what the algorithm tunes
+        text = recipe_text(model, data_file, **changes).replace("[data]", f"{named}[data]", 1)
         (folder / "recipe.toml").write_text(text + more)
         start(load_recipe(folder / "recipe.toml"), folder / "run")
         return folder / "run"

@@ -58,13 +58,49 @@ def test_a_gguf_file_has_the_type_of_the_config_beside_it(run, tmp_path):
     assert open_tuned(tmp_path / "gguf").dtype == "bfloat16"
 
 
+BACKPROP = {"algorithm": 'algorithm = "fedkseed-backprop"', "lr": "", "eps": ""}
+OUTPUT = BACKPROP | {"algorithm": 'algorithm = "fedkseed-plus"'}
+RATE, MASKED, NOISED = "[derivatives]\nlr = 0.01\n", "[secure]\nnorm = 0.1\n", "[privacy]\nepsilon = 8.0\nnorm = 0.1\n"
+EVERYBODY = {"cohort": "cohort = 4"}  # as masks want
+
+
+@pytest.mark.parametrize(
+    ("changes", "more"),
+    [({}, ""), (OUTPUT, RATE), (BACKPROP, RATE), (BACKPROP | EVERYBODY, RATE + MASKED), (BACKPROP, RATE + NOISED)],
+    ids=["two points", "output layer", "derivatives", "masked", "noised"],
+)
+def test_the_model_of_a_run_that_was_stopped_is_that_of_its_last_round(finished, tmp_path, changes, more):
+    """A kill after the last round and before the adapter: then both are known, and equal but for the digest."""
+    whole = finished(tuned="", more=more, **changes)
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    (run / "adapter.safetensors").unlink()
+    stopped, expected = open_tuned(run), open_tuned(whole)
+    assert stopped.adapter is not None
+    assert stopped.remark == "round 3 of 3; the run is not finished"
+    assert not expected.remark
+    for name in ("pool", "base", "patterns", "provenance"):
+        assert getattr(stopped.adapter, name) == getattr(expected.adapter, name)
+    assert (digest(stopped), stopped.adapter.tuned) == (expected.adapter.tuned, None)
+
+
+def test_a_stopped_run_of_weights_says_that_it_writes_them_at_its_end(finished, tmp_path):
+    run = Path(shutil.copytree(finished(algorithm='algorithm = "fedavg"'), tmp_path / "run"))
+    shutil.rmtree(run / "model")
+    with pytest.raises(FedKSeedError, match=r"no tuned model yet: fedavg writes it at the end, .*go on with: fedk"):
+        open_tuned(run)
+
+
 def test_what_is_no_tuned_model_is_refused(run, tmp_path):
     with pytest.raises(FedKSeedError, match="is no tuned model: give a run's directory"):
         open_tuned(tmp_path)
     shutil.copytree(run, tmp_path / "run")
-    Store(tmp_path / "run").rollback(1)
-    with pytest.raises(FedKSeedError, match=r"has no tuned model yet.*go on with: fedkseed resume"):
+    Store(tmp_path / "run").rollback(0)
+    with pytest.raises(FedKSeedError, match=r"no tuned model yet, since no round is .*go on with: fedkseed resume"):
         open_tuned(tmp_path / "run")
+    (tmp_path / "run" / "run.sqlite").unlink()  # a run that was killed as it began
+    with pytest.raises(FedKSeedError, match=r"no tuned model yet, since no round is .*go on with: fedkseed resume"):
+        open_tuned(tmp_path / "run")
+    assert not (tmp_path / "run" / "run.sqlite").exists()
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(FedKSeedError, match="has 2 GGUF files; name one of them"):

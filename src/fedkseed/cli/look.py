@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from ..errors import FedKSeedError
 from ..report.bars import Bars
-from ..report.terminal import QUIET, console, print_json, say, shown_level
+from ..report.terminal import QUIET, console, note, print_json, say, shown_level
 from .options import AdapterFile, BaseModel, Changes, Directory, Json, RecipeFile
 
 
@@ -34,7 +34,7 @@ def rounds(directory: Directory, as_json: Json = False) -> None:
         print_json(rounds_table(view) | {"verdict": verdict})
     else:
         print_rounds(view)
-        print_verdict(verdict)
+        print_verdict(verdict, view.best, view.stopped)
 
 
 def report(
@@ -157,6 +157,8 @@ def _verify_run(directory: Path, keys: list[Path], histories: list[Path], heads:
     if check and not keys:
         say("keys: those that the run itself names; --keys compares with keys that you hold")
     say(f"head {verified.head}")
+    lacking = "not known without the model" if store.adapter.exists() else "none yet, the run is not finished"
+    say(f"digest of the tuned model {verified.digest or lacking}")
 
 
 def rollback(
@@ -250,20 +252,13 @@ def eval(
             raise FedKSeedError("--data, --after, --metrics, --generated and --max-tokens don't go with --tasks")
         from ..tuned.load import open_ready
 
-        opened = open_ready(tuned, model)
+        opened = open_ready(tuned, model, note)
         from ..report.tables import print_tasks
         from ..tuned.lm_eval import scores as evaluate
 
         with redirect_stderr(StringIO()) if shown_level.get() == QUIET else nullcontext():  # for the harness's own bars
-            scores = evaluate(
-                opened,
-                _split(tasks),
-                own=tasks_from,
-                shots=shots,
-                examples=examples,
-                as_tuned=as_tuned,
-                beside_base=beside_base,
-            )
+            options = {"own": tasks_from, "shots": shots, "as_tuned": as_tuned, "beside_base": beside_base}
+            scores = evaluate(opened, _split(tasks), examples=examples, **options)
         if as_json:
             print_json(scores)
         else:
@@ -276,20 +271,12 @@ def eval(
         from ..report.results import print_scores, sets_table
         from ..tuned.load import open_ready
 
-        opened = open_ready(tuned, model)
+        opened = open_ready(tuned, model, note)
         from ..tuned.measure import measure
 
         with Bars(0) as bars:
-            base, evaluation = measure(
-                opened,
-                data,
-                _split(metrics),
-                bars,
-                examples=examples or "all",
-                generated=generated,
-                max_tokens=max_tokens,
-                beside_base=beside_base,
-            )
+            sizes = {"examples": examples or "all", "generated": generated, "max_tokens": max_tokens}
+            base, evaluation = measure(opened, data, _split(metrics), bars, **sizes, beside_base=beside_base)
         if as_json:
             print_json({"data": data, "sets": sets_table(base, evaluation)})
             return
@@ -358,7 +345,7 @@ def generate(
     from ..data.layouts import Example
     from ..tuned.load import open_ready
 
-    opened = open_ready(adapter, model)
+    opened = open_ready(adapter, model, note)
     from ..evaluation.evaluate import respond
 
     tokenizer = opened.tokenizer()

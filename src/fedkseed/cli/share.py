@@ -7,7 +7,7 @@ from typer import Argument, Exit, Option
 
 from ..errors import INTERRUPTED
 from ..report.bars import Bars
-from ..report.terminal import say
+from ..report.terminal import note, say
 from .options import AdapterFile, BaseModel, RecipeFile
 
 
@@ -42,12 +42,12 @@ def export(
     from ..tuned.formats import require_format
     from ..tuned.load import open_ready
 
-    tuned = open_ready(adapter, model)
+    tuned = open_ready(adapter, model, note)
     require_format(tuned, output, format_, kind, rank, dtype)
     from ..tuned.export import export as write
 
-    for note in write(tuned, output, format_, kind=kind, rank=rank, dtype=dtype):
-        say(note)
+    for sentence in write(tuned, output, format_, kind=kind, rank=rank, dtype=dtype):
+        say(sentence)
     say(f"wrote the model to {output}")
 
 
@@ -68,7 +68,7 @@ def serve_model(
     from ..tuned.load import open_ready
 
     require_server()
-    opened = open_ready(adapter, model)
+    opened = open_ready(adapter, model, note)
     with listen(host, port) as at:
         models = load(opened)
         say("models {} at http://{}:{}/v1, until Ctrl-C".format(" and ".join(models), *at.getsockname()))
@@ -90,6 +90,7 @@ def untie(
     """
     from ..tuned.untie import untie as write
 
+    note(f"loading the model {model}")
     more = write(model, output, dtype)
     say(f"wrote the model to {output}, with {more:,} weights more")
 

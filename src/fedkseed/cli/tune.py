@@ -13,7 +13,7 @@ from typer import Argument, Exit, Option
 from ..errors import INTERRUPTED, FedKSeedError
 from ..files import require_absent
 from ..report.bars import Bars
-from ..report.terminal import print_json, say
+from ..report.terminal import note, print_json, say
 from .guide import recipe_of
 from .options import BaseModel, Changes, Directory, Json, Output, RecipeFile, end_run
 
@@ -134,6 +134,7 @@ def init(
     from ..planning.init import first_recipe, measured, with_measured
 
     settings = {"task": task, "algorithm": algorithm, "clients": clients, "network": network}
+    note(f"reading {source} by the tokenizer of {name}")
     first = first_recipe(source, columns, name, **settings)
     from ..report.tables import print_forecast, tuning_table
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
-from gguf import GGUFReader, dequantize
+from gguf import dequantize
 from numpy.typing import NDArray
 from transformers import AutoConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -27,7 +28,7 @@ def gguf_config(path: Path) -> Any:
         FedKSeedError: positions are scaled in a way that is not known here.
     """
     config: Any = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
-    reader = GGUFReader(path)
+    reader = gguf.GGUFReader(str(path))
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     for setting, end in BIASES.items():
         if getattr(config, setting, None) is False:
@@ -84,6 +85,6 @@ def _by_factors(factors: NDArray[np.float64], theta: float) -> dict[str, Any]:
     raise FedKSeedError(f"its positions are scaled by {FACTORS}, which are not Llama 3's")
 
 
-def architecture_of(reader: GGUFReader) -> str:
+def architecture_of(reader: gguf.GGUFReader) -> str:
     """llama.cpp's name of a file's architecture."""
     return str(reader.fields["general.architecture"].contents())

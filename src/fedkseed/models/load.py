@@ -6,9 +6,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 import transformers
-from gguf import GGUFReader
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
@@ -16,9 +16,9 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from ..errors import FedKSeedError, first_line
 from .checkpoint import require_dense, require_used, settle_ties
 from .gguf_config import gguf_config
-from .gguf_header import require_sane
+from .gguf_header import read_once, require_sane
 from .place import ModelSource, find, require_there
-from .quantised import BLOCK_TYPES, load_gguf, names_in_file, quantise
+from .quantised import BLOCK_TYPES, empty_model, load_gguf, names_in_file, quantise
 
 STORAGES = ("dense", "as stored", *BLOCK_TYPES)
 # How far other last tokens may move the logits before them, as a share of the logits' spread: those of untrained BERTs
@@ -29,6 +29,7 @@ PROBE = " ".join(str(number**5) for number in range(2, 60)) + " Internationalisa
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+@read_once()
 def load_model(model: str, dtype: str = "float32", storage: str = "dense", device: str = "cpu") -> nn.Module:
     """Load a model in evaluation mode, its weights in one type, with nothing trainable.
 
@@ -78,8 +79,9 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
         )
     loaded, report = model_and_report
     require_used(loaded, config, report, model)
+    # transformers' report has not what these architectures' files have in excess
     if source.gguf_path is not None and not getattr(loaded.__dict__.get("hf_quantizer"), "supported", False):
-        names_in_file(loaded, GGUFReader(source.gguf_path), model)  # transformers' report has these architectures' not
+        names_in_file(loaded, gguf.GGUFReader(str(source.gguf_path)), model)
     settle_ties(loaded)
     if source.gguf_path is not None:  # dequantised on the way in: an ordinary model from here on
         loaded.config.__dict__.pop("quantization_config", None)
@@ -117,6 +119,7 @@ def require_causal(model: nn.Module, name: str) -> None:
         )
 
 
+@read_once()
 def load_tokenizer(model: str) -> Any:
     """Load the model's tokenizer; the end-of-text token replaces a padding token that the model lacks.
 
@@ -160,6 +163,11 @@ def _config(source: ModelSource, model: str) -> Any:
         if source.gguf_path is not None:
             return gguf_config(source.gguf_path)
         return AutoConfig.from_pretrained(source.name, trust_remote_code=False)
+
+
+def skeleton(model: str) -> Any:
+    """A model by its configuration alone, without memory for its weights; see `load_model`."""
+    return empty_model(_config(find(model), model))
 
 
 def save_model(model: Any, folder: Path) -> None:

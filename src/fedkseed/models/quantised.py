@@ -113,7 +113,7 @@ def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
     Raises:
         FedKSeedError: the file lacks a weight of the model, or has one that the model has no place for.
     """
-    model, reader = empty_model(gguf_config(path), dtype=dtype), gguf.GGUFReader(path)
+    model, reader = empty_model(gguf_config(path), dtype=dtype), gguf.GGUFReader(str(path))
     processor, names = names_in_file(model, reader, str(path))
     workspace, tensors = Workspace(), dict[str, Tensor]()
     for tensor in reader.tensors:

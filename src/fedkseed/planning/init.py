@@ -339,7 +339,6 @@ def measured(first: FirstRecipe, recipe: Recipe, begin: float, progress: Progres
     from .forecast import forecast_of
     from .tune import search
 
-    progress.note(f"loading {recipe.model.name}")
     loaded = {"shares": first.shares, "tokenizer": first.tokenizer}
     with closing(Simulation(recipe.absolute(), progress, **loaded)) as simulation:
         costs = forecast_of(simulation)

@@ -82,16 +82,16 @@ def show_result(result: "Result", verdict: "RunVerdict", as_json: bool) -> None:
     else:
         say(f"{weights}; nothing was evaluated here")
     print_gains(result.gains)
-    if result.before.answers and result.after.answers:
+    unchanged = result.best == 0  # the tuned model is the base model
+    if result.before.answers and result.after.answers and not unchanged:
         table = Table("request", "right answer", "before", "after", show_lines=True)
         for before, after in zip(result.before.answers, result.after.answers, strict=True):
             table.add_row(*(Text(_cut(text.strip(), ANSWER_LENGTH) or "(nothing)") for text in (*before, after[2])))
         console.print(table)
-    print_tuned_round(result.best, result.stopped)
     _print_costs(result)
     if result.output is not None:
-        say(f"the tuned model is {result.output}")
-    print_verdict(verdict)
+        say(f"{result.output} leaves the base model as it is" if unchanged else f"the tuned model is {result.output}")
+    print_verdict(verdict, result.best, result.stopped)
 
 
 def _result_table(result: "Result") -> dict[str, Any]:
@@ -202,17 +202,15 @@ def print_gains(gains: Sequence[stats.Gain]) -> None:
     )
 
 
-def print_tuned_round(best: int | None, stopped: str | None) -> None:
-    """Print which round's model is the tuned one, where a choice was made or the run diverged; see `Result`."""
-    if stopped is not None:
+def print_verdict(verdict: "RunVerdict", best: int | None, stopped: str | None) -> None:
+    """Print the verdict on a run, after its warnings, the reason for an early end, and a choice of a round.
+
+    A verdict of divergence says the latter two by itself.
+    """
+    if stopped is not None and verdict.kind != "diverged":
         say(stopped)
-    if best is not None:
-        base = "the tuned model is the base model: no round that was evaluated was better"
-        say(f"the tuned model is that after {best} rounds" if best else base)
-
-
-def print_verdict(verdict: "RunVerdict") -> None:
-    """Print the verdict on a run, after its warnings."""
+    if best and verdict.kind != "diverged":
+        say(f"the tuned model is that after {best} rounds")
     for warning in verdict.warnings:
         say(f"warning: {warning}")
     say(verdict.text)

@@ -7,7 +7,6 @@ from rich.table import Table
 
 from ..evaluation.statistics import title_of
 from ..run.round_metrics import METRICS, telling
-from .results import print_tuned_round
 from .terminal import console, say
 from .watch_state import RunView
 
@@ -64,7 +63,6 @@ def print_rounds(view: RunView) -> None:
     console.print(table, crop=False, soft_wrap=True)
     if absent:
         say(f"no room here for: {', '.join(absent)}; a wider terminal has it, and --json")
-    print_tuned_round(view.best, view.stopped)
 
 
 def rounds_table(view: RunView) -> dict[str, Any]:

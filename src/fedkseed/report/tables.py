@@ -12,6 +12,7 @@ from ..planning.compare import ROUNDS_AWAY, AlgorithmCosts
 from ..planning.forecast import Forecast
 from ..planning.tune import Tuning, derives
 from ..run.eps_ladder import TOLERANCE, Scalars
+from ..run.progress import duration
 from ..tuned.lm_eval import TaskScore
 from .terminal import console, say, short
 
@@ -38,7 +39,6 @@ def print_forecast(costs: Forecast) -> None:
     """Print what a run would cost, one thing a line."""
     table = Table(title=f"a run of {costs.algorithm}, which was not begun", box=SIMPLE_HEAD, show_header=False)
     least, usual, most = costs.examples
-    minutes, seconds = divmod(round(costs.seconds), 60)
     span = " to ".join(f"{steps:,}" for steps in dict.fromkeys(costs.steps))
     quick, slow = f"{costs.quickest_seconds:.3g}", f"{costs.step_seconds:.3g}"
     for name, text in (
@@ -52,7 +52,7 @@ def print_forecast(costs: Forecast) -> None:
         ("bytes of the run", f"{short(costs.bytes_of_a_run)}B"),
         ("memory", f"{costs.peak_memory / 1e9:.2f} GB with the model loaded, after some steps"),
         ("a local step", f"{quick} to {slow} s, by the length of a client's examples; {costs.slowest} takes longest"),
-        ("time", f"about {minutes:,} min {seconds} s with one client at a time, written answers not counted"),
+        ("time", f"about {duration(costs.seconds)} with one client at a time, written answers not counted"),
     ):
         table.add_row(name, text)
     console.print(table)

@@ -10,6 +10,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 console = Console(markup=False)  # paths and texts of users may hold brackets
 QUIET, USUAL, VERBOSE = range(3)
@@ -31,6 +32,12 @@ def showing(level: int, as_json: bool = False) -> Iterator[None]:
 def say(text: str) -> None:
     """Print a text as it is: without colours, and broken into lines by the terminal alone."""
     console.print(text, highlight=False, soft_wrap=True)
+
+
+def note(text: str, style: str = "dim") -> None:
+    """Print a line on what a command does, unless it is quiet: on a terminal as wide as that, in a log in one piece."""
+    if shown_level.get() != QUIET:
+        console.print(Text(text, style), highlight=False, soft_wrap=not console.is_terminal)
 
 
 def print_json(document: Any) -> None:

@@ -12,9 +12,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import DataTable, Footer, ProgressBar, Sparkline, Static
 
+from ..run.progress import duration
 from .rounds import metric_columns, numbers, score_columns
 from .terminal import short
-from .watch_state import SECONDS_BETWEEN_LOOKS, RunView, Watched, duration
+from .watch_state import SECONDS_BETWEEN_LOOKS, RunView, Watched
 
 ROUNDS_SHOWN = 500  # rounds of the table, the latest first
 CLIENTS_NAMED = 20  # clients of one standing that are named; of more, their number

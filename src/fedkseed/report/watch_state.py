@@ -15,6 +15,7 @@ from ..errors import FedKSeedError
 from ..evaluation.statistics import Evaluation, title_of
 from ..files import locked
 from ..run.activity import Activity, moment_of
+from ..run.progress import duration
 from ..run.round_metrics import line
 from ..run.store import STOPPED, Store
 
@@ -119,16 +120,6 @@ def remaining(view: RunView, moment: Activity | None, now: float) -> float | Non
     if not pace and (answered := len(moment.clients.get("answered", ()))):
         pace = elapsed * sum(map(len, moment.clients.values())) / answered
     return max(0.0, pace * rounds - elapsed) if pace else None
-
-
-def duration(seconds: float) -> str:
-    """A time in words: 12 s, 3 min 20 s, 5 h 7 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
 
 
 def follow(directory: Path, say: Callable[[str], None]) -> None:

@@ -267,11 +267,15 @@ class WithoutModel:
         return NOT_EVALUATED
 
     def finish(self, state: Any, store: Store) -> Finished:
+        self.adapter(state, self.recipe.model.tuned or ["*"]).save(store.adapter)
+        return Finished(store.adapter)
+
+    def adapter(self, state: Any, patterns: Sequence[str]) -> Adapter:
+        """The model of a state, without the digest of its weights."""
         weights, run = Coefficients(), self.strategy.run
         self.strategy.load(state, weights)
-        patterns, origin = tuple(self.recipe.model.tuned or ("*",)), provenance(self.recipe, state.round)
-        Adapter(run.pool, weights.c, run.base.hex(), None, patterns, origin, self.basis).save(store.adapter)
-        return Finished(store.adapter)
+        origin = provenance(self.recipe, state.round)
+        return Adapter(run.pool, weights.c, run.base.hex(), None, tuple(patterns), origin, self.basis)
 
 
 def provenance(recipe: Recipe, rounds: int) -> dict[str, Any]:

@@ -51,3 +51,13 @@ class RoundPace:
     def end(self, rounds: int) -> float | None:
         """The time at which this number of further rounds will be done; None before the first round."""
         return None if self.seconds is None else self.since + self.seconds * rounds
+
+
+def duration(seconds: float) -> str:
+    """A time in words: 12 s, 3 min 20 s, 5 h 7 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"

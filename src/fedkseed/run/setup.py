@@ -64,7 +64,7 @@ def tokenizer_of(recipe: Recipe, progress: Progress) -> Any:
     # not what only a run needs, as the norm of [secure]: a basis is made for a recipe before `tune` finds its norm
     require_legal(recipe, Where.ALWAYS, Where.ALGORITHM, algorithm=algorithm_of(recipe.training.algorithm))
     objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens)
-    progress.note(f"loading {recipe.model.name}")
+    progress.note(f"loading the tokenizer of {recipe.model.name}")
     return load_tokenizer(recipe.model.name)
 
 
@@ -199,7 +199,8 @@ def build(
     Raises:
         FedKSeedError: the model can't be loaded or tuned as the recipe says, or its digest is not [model] digest.
     """
-    algorithm, options = checked_algorithm(recipe), recipe.model
+    algorithm, options, progress = checked_algorithm(recipe), recipe.model, progress or Silent()
+    progress.note(f"loading the model {options.name}")
     model = load_model(options.name, options.dtype, options.storage, options.device)
     require_causal(model, options.name)
     patterns = options.tuned
@@ -226,7 +227,7 @@ def build(
     objective = objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens)
     kept = KeptStates(model) if algorithm.local == OUTPUT and can_keep_states(model, weights.layout) else None
     parts = recipe, algorithm, tokenizer, model, weights, tuple(patterns), strategy, objective
-    return Setup(*parts, progress or Silent(), basis, kept)
+    return Setup(*parts, progress, basis, kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ class Verdict:
     signed: int  # uploads whose signatures were checked
     unchecked: int  # uploads with signatures that were not
     head: str  # of the chain, hexadecimal: whoever has it can recognise the run
+    digest: str | None  # of the tuned model by its adapter, hexadecimal; None: no adapter, or its server had no model
 
 
 def verify(store: Store, signed: Signed | None = None) -> Verdict:
@@ -56,9 +57,7 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
         FedKSeedError: something does not follow; the message names the first round where.
     """
     store.require_sound()
-    recipe = store.load_recipe()
-    if recipe.privacy is not None:
-        recipe = with_noise(recipe, _clients(store, recipe))
+    recipe = with_noise_of(store, store.load_recipe())
     strategy = _strategy(store, recipe)
     states: dict[int, Any] = {0: strategy.server.init()}
     last = store.state(strategy.server.state)
@@ -82,8 +81,14 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
         if recipe.asynchronous is None:  # else clients may have begun in any round before
             states.pop(done - 1, None)
     tuned = store.tuned
-    _require_adapter(store, recipe, strategy, last if tuned is None else store.state(strategy.server.state, tuned))
-    return Verdict(last.round, uploads, uploads if signed else 0, unchecked, store.head(last.round).hex())
+    state = last if tuned is None else store.state(strategy.server.state, tuned)
+    digest = _digest_of_adapter(store, recipe, strategy, state)
+    return Verdict(last.round, uploads, uploads if signed else 0, unchecked, store.head(last.round).hex(), digest)
+
+
+def with_noise_of(store: Store, recipe: Recipe) -> Recipe:
+    """A run's recipe with the noise that the run has computed for its clients."""
+    return recipe if recipe.privacy is None else with_noise(recipe, _clients(store, recipe))
 
 
 def _clients(store: Store, recipe: Recipe) -> int:
@@ -123,13 +128,21 @@ def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:
         )
     if recipe.secure is not None:
         raise FedKSeedError("the run's uploads were masked, and the server has their sums alone: nothing to verify by")
-    algorithm, identity = checked_algorithm(recipe), store.recall("identity")
+    algorithm = checked_algorithm(recipe)
     if algorithm.strategy.weights != COEFFICIENTS or not recipe.trust.receipts:
         raise FedKSeedError(
             f"the uploads of {recipe.training.algorithm} were not kept: verify takes runs of K coefficients with "
             "[trust] receipts = true"
         )
-    pool = algorithm.pool(recipe)
+    run, secret = begun_with(store, recipe), kept_secret(recipe, store.directory, reads=True)
+    strategy = algorithm.make(recipe, run, secret=secret)
+    sums = store.rounds and any(kind_of(receipt.upload) is Subtotal for receipt in store.receipts(1).values())
+    return over_shards(strategy, recipe) if sums else strategy  # the same recipe in one process has no shards
+
+
+def begun_with(store: Store, recipe: Recipe) -> Run:
+    """The pool and the base model with which a run began; refused where they are not its recipe's."""
+    pool, identity = checked_algorithm(recipe).pool(recipe), store.recall("identity")
     try:
         directions, base = identity["directions"], bytes.fromhex(identity["a base model of digest"])
     except (TypeError, KeyError, ValueError) as error:
@@ -138,9 +151,7 @@ def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:
         raise FedKSeedError(f"the run began with {directions}, its recipe says {pool}")
     if recipe.model.digest not in (None, base.hex()):
         raise FedKSeedError(f"the run began with a base model of digest {base.hex()}, its recipe says another")
-    strategy = algorithm.make(recipe, Run(pool, base), secret=kept_secret(recipe, store.directory, reads=True))
-    sums = store.rounds and any(kind_of(receipt.upload) is Subtotal for receipt in store.receipts(1).values())
-    return over_shards(strategy, recipe) if sums else strategy  # the same recipe in one process has no shards
+    return Run(pool, base)
 
 
 def _recomputed(
@@ -172,10 +183,10 @@ def _recomputed(
         raise FedKSeedError(f"round {done}: its uploads can't be added up: {error}") from error
 
 
-def _require_adapter(store: Store, recipe: Recipe, strategy: Strategy[Any], state: Any) -> None:
-    """Refuse an adapter of the run that is not that of its tuned state, its base model and its recipe."""
+def _digest_of_adapter(store: Store, recipe: Recipe, strategy: Strategy[Any], state: Any) -> str | None:
+    """The digest that a run's adapter names; one not of its tuned state, base model and recipe is refused."""
     if not store.adapter.exists():
-        return
+        return None
     adapter, weights, run = Adapter.load(store.adapter), Coefficients(), strategy.run
     if (adapter.pool, adapter.base) != (run.pool, run.base.hex()):
         raise FedKSeedError(
@@ -192,3 +203,4 @@ def _require_adapter(store: Store, recipe: Recipe, strategy: Strategy[Any], stat
     strategy.load(state, weights)
     if not np.array_equal(adapter.coefficients, weights.c):
         raise FedKSeedError(f"{store.adapter} does not hold the coefficients of the state after {state.round} rounds")
+    return adapter.tuned

@@ -61,6 +61,7 @@ def export(
         elif format_ == "gguf":
             file = f"model-{kind}.gguf"
             model = tuned.merged() if tuned.adapters is None else _merged(tuned)[0]
+            tuned.note(f"writing {file}, and reading it back")
             write_gguf(part / file, model, tokenizer, kind, tuned.source, words if tuned.worded else None)
             (part / "Modelfile").write_text(modelfile(file, tokenizer, words), encoding="utf-8")
             notes = [f"The file `{file}` holds the whole model, for `llama.cpp`; `Modelfile` is for Ollama."]
@@ -93,6 +94,7 @@ def _write_hf(tuned: TunedModel, tokenizer: Any, part: Path, dtype: str | None) 
         model.to(DTYPES[dtype])
         for name, tensor in model.named_parameters():
             require_finite(tensor.isfinite(), name, dtype)
+    tuned.note("writing the model, and reading it back")
     save_model(model, part)
     save_tokenizer(tokenizer, part)
     notes = reference.compare(require_same_model(part, model, kind), kind, "the folder")

@@ -1,6 +1,6 @@
 """Tuned models on disk, whatever they are kept as: a run, an adapter file, a folder that `fedkseed export` wrote."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -15,8 +15,12 @@ from ..errors import FedKSeedError, first_line
 from ..files import read_table
 from ..models.checkpoint import ADAPTERS, adapter_config, require_no_adapters, settle_ties
 from ..models.place import find, require_there
+from ..recipe.basis_digest import with_basis
+from ..recipe.rules import checked_algorithm
 from ..recipe.schema import ModelTable
+from ..run.loop import WithoutModel
 from ..run.store import Store, runs_near
+from ..run.verify import begun_with, with_noise_of
 from ..weights.adapter import Adapter
 
 if TYPE_CHECKING:  # a place is looked at before PyTorch is loaded
@@ -41,11 +45,14 @@ class TunedModel:
     weights: str | None = None  # a whole model, as `load_model` takes it
     store: Store | None = None  # the run, where it is there
     worded: bool = True  # whether it is known on which words it was tuned; `wording` is else a guess
+    remark: str = ""  # a sentence where the run is not finished: which round's model it is
+    note: Callable[[str], None] = lambda text: None  # called with what is being loaded
 
     def load_base(self) -> "nn.Module":
         """The base model, if it is known."""
         from ..models.load import load_model
 
+        self.note(f"loading the model {self._base}")
         return load_model(self._base, self.dtype, self.storage)
 
     def load(self) -> "nn.Module":
@@ -54,9 +61,11 @@ class TunedModel:
         from ..models.peft_adapters import load_adapters
 
         if self.weights is not None:
+            self.note(f"loading the model {self.weights}")
             return load_model(self.weights, self.dtype)
         model: Any = self.load_base()
         if self.adapter is not None:
+            self.note("adding what was tuned")
             self.adapter.apply(model)
             return model
         return load_adapters(model, str(self.adapters))
@@ -140,9 +149,9 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
     if not path.exists():
         raise FedKSeedError(f"no tuned model at {path}: no such file or folder; {runs_near(path)}")
     if not path.is_dir() and path.suffix != ".gguf":
-        return _of_adapter(path, path, model)
+        return _of_adapter(Adapter.load(path), path, model)
     if (path / ADAPTER).is_file():
-        return _of_adapter(path, path / ADAPTER, model)
+        return _of_adapter(Adapter.load(path / ADAPTER), path, model)
     entry = _card_entry(path)
     worded = "template" in entry
     wording = Wording.read(entry)
@@ -165,9 +174,14 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
     )
 
 
-def open_ready(path: Path, model: str | None = None) -> TunedModel:
-    """Find the tuned model at a place as `open_tuned`; its base model, or the whole one, is there, and so is `peft`."""
-    tuned = open_tuned(path, model)
+def open_ready(path: Path, model: str | None, note: Callable[[str], None]) -> TunedModel:
+    """Find the tuned model at a place as `open_tuned`; its base model, or the whole one, is there, and so is `peft`.
+
+    Say by `note` which round's model it is, where the run is not finished, and later what is loaded.
+    """
+    tuned = replace(open_tuned(path, model), note=note)
+    if tuned.remark:
+        note(f"{tuned.remark}: `fedkseed resume {path}` goes on")
     require_there(tuned.place)
     if tuned.adapters is not None and find_spec("peft") is None:
         raise FedKSeedError(f"the adapters in {tuned.adapters} need the package peft: pip install 'fedkseed[peft]'")
@@ -176,20 +190,39 @@ def open_ready(path: Path, model: str | None = None) -> TunedModel:
 
 def _of_run(store: Store, model: str | None) -> TunedModel:
     if store.adapter.is_file():
-        return _of_adapter(store.directory, store.adapter, model, store)
+        return _of_adapter(Adapter.load(store.adapter), store.directory, model, store)
     if not store.model.is_dir():
-        raise FedKSeedError(
-            f"{store.directory} has no tuned model yet, or its recipe says save = false; "
-            f"go on with: fedkseed resume {store.directory}"
-        )
+        return _unfinished(store, model)
     recipe = store.load_recipe()
     wording = Wording.of(recipe.data)
     place: Any = {"adapters": store.model} if (store.model / ADAPTERS).is_file() else {"weights": str(store.model)}
     return TunedModel(store.directory, model or recipe.model.name, wording, recipe.model.dtype, store=store, **place)
 
 
-def _of_adapter(path: Path, file: Path, model: str | None, store: Store | None = None) -> TunedModel:
-    adapter = Adapter.load(file)
+def _unfinished(store: Store, model: str | None) -> TunedModel:
+    """The model of the last finished round, or of the best so far, of a run that was stopped or still goes on."""
+    lacking, go_on = f"{store.directory} has no tuned model yet", f"go on with: fedkseed resume {store.directory}"
+    if not store.path.exists() or (rounds := store.rounds) < 1:
+        raise FedKSeedError(f"{lacking}, since no round is finished; {go_on}")
+    recipe, best = store.load_recipe(model), store.tuned
+    algorithm = checked_algorithm(recipe)
+    if not algorithm.pooled:
+        raise FedKSeedError(f"{lacking}: {recipe.training.algorithm} writes it at the end, or save = false; {go_on}")
+    clear = recipe.model_copy(update={"secure": None, "privacy": None})  # a state is the same where uploads are masked
+    strategy, (_, basis) = algorithm.make(clear, begun_with(store, recipe)), with_basis(recipe)
+    state = store.state(strategy.server.state, rounds if best is None else best)
+    patterns = recipe.model.tuned or ["*"]
+    if recipe.model.tuned is None and algorithm.tuned == "output":
+        from ..models.load import skeleton
+        from ..models.loss import output_weights
+
+        patterns = output_weights(skeleton(recipe.model.name))
+    adapter = WithoutModel(with_noise_of(store, recipe), strategy, basis).adapter(state, patterns)
+    which = f"{'' if best is None else 'the best so far, '}round {state.round} of {recipe.training.rounds}"
+    return replace(_of_adapter(adapter, store.directory, model, store), remark=f"{which}; the run is not finished")
+
+
+def _of_adapter(adapter: Adapter, path: Path, model: str | None, store: Store | None = None) -> TunedModel:
     about = adapter.provenance
     wording = Wording.read(about)
     return TunedModel(path, model or about["model"], wording, about["dtype"], adapter.storage, adapter, store=store)

@@ -96,7 +96,8 @@ def _facts(tuned: TunedModel) -> dict[str, str]:
     rounds, privacy = origin.get("rounds"), origin.get("privacy")
     if adapter is not None:
         facts["digest of the base model"] = f"`{adapter.base}`"
-        facts["digest of the tuned model"] = f"`{adapter.tuned or 'unknown: its server had no model'}`"
+        unknown = "not known: its server had no model, or the run is not finished"
+        facts["digest of the tuned model"] = f"`{adapter.tuned}`" if adapter.tuned else unknown
         facts["algorithm"] = str(origin.get("algorithm", "unknown"))
     if store is not None:
         recipe, identity = store.load_recipe(), store.recall("identity") or {}
@@ -112,7 +113,7 @@ def _facts(tuned: TunedModel) -> dict[str, str]:
         facts["digest of the run"] = f"`{store.head(rounds).hex()}`"
         privacy = privacy or promise(recipe, rounds).get("privacy")
     if rounds is not None:
-        facts["rounds"] = str(rounds)
+        facts["rounds"] = tuned.remark or str(rounds)
     if privacy:
         simulated = "; simulated for a larger federation: no protection of these clients"
         privacy = (

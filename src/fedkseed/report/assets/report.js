@@ -22,12 +22,13 @@ const PAIRED =
   "Changes are paired, on the same held-out examples, ± one standard error over these examples; " +
   "what another seed would change is not in it. Unclear: within two standard errors.";
 const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
+const modelAfter = (rounds) => (rounds ? `after ${plural(rounds, "round")}` : "the base model");
 const loss = (v) => fixed(v, 4); // and other scores
 const heading = (title) => (title.includes(":") ? title : title[0].toUpperCase() + title.slice(1));
 const most = (values) => extent(values)[1];
 
 const AXES = {
-  rounds: { of: (e) => e.done, label: "rounds", show: (v) => `after ${plural(v, "round")}`, integers: true },
+  rounds: { of: (e) => e.done, label: "rounds", show: (v) => modelAfter(v), integers: true },
   bytes: { of: (e) => e.bytes, label: "sent by all clients together", show: bytes, units: BYTES },
   seconds: { of: (e) => e.seconds_total, label: "of training", show: duration, units: SECONDS },
   clock: { of: (e) => e.clock, label: "virtual time, in local steps", show: (v) => `at ${whole(v)}`, integers: true },
@@ -105,7 +106,7 @@ function tiles(run) {
     final &&
       tile("Rounds", `${rounds.length} of ${run.planned}`, null, [
         `${plural(final.clients.length, "client")} in the last`,
-        run.best != null && `the tuned model: ${run.best ? AXES.rounds.show(run.best) : "the base model"}`,
+        run.best != null && `the tuned model: ${AXES.rounds.show(run.best)}`,
         sum("skipped") ? `${plural(sum("skipped"), "probe")} skipped: loss not finite` : null,
       ]),
   );
