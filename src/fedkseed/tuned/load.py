@@ -210,7 +210,8 @@ def _unfinished(store: Store, model: str | None) -> TunedModel:
         raise FedKSeedError(f"{lacking}: {recipe.training.algorithm} writes it at the end, or save = false; {go_on}")
     clear = recipe.model_copy(update={"secure": None, "privacy": None})  # a state is the same where uploads are masked
     strategy, (_, basis) = algorithm.make(clear, begun_with(store, recipe)), with_basis(recipe)
-    state = store.state(strategy.server.state, rounds if best is None else best)
+    done = rounds if best is None else best
+    state = store.state(strategy.server.state, done)
     patterns = recipe.model.tuned or ["*"]
     if recipe.model.tuned is None and algorithm.tuned == "output":
         from ..models.load import skeleton
@@ -218,7 +219,7 @@ def _unfinished(store: Store, model: str | None) -> TunedModel:
 
         patterns = output_weights(skeleton(recipe.model.name))
     adapter = WithoutModel(with_noise_of(store, recipe), strategy, basis).adapter(state, patterns)
-    which = f"{'' if best is None else 'the best so far, '}round {state.round} of {recipe.training.rounds}"
+    which = f"{'' if best is None else 'the best so far, '}round {done} of {recipe.training.rounds}"
     return replace(_of_adapter(adapter, store.directory, model, store), remark=f"{which}; the run is not finished")
 
 
