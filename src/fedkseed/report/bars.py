@@ -40,7 +40,7 @@ class Bars(Silent):
         self.level = shown_level.get()
         what, extra = (TextColumn(text, markup=False) for text in ("{task.description:34}", "{task.fields[extra]}"))
         columns = what, BarColumn(24), MofNCompleteColumn(), TimeLeft(), extra
-        self.in_log, quiet = not console.is_terminal, self.level == QUIET
+        self.in_log, quiet = not (console.is_terminal or console.is_jupyter), self.level == QUIET
         self.bars = Progress(*columns, console=console, transient=True, disable=self.in_log or quiet)
         self.rounds = self.bars.add_task("rounds", total=rounds, extra="", ends=None, visible=rounds > 0)
         self.now = self.bars.add_task("", total=1, extra="", ends=None, visible=False)
