@@ -62,6 +62,21 @@ def test_a_model_with_no_tuned_tensors_is_refused(patterns, message):
         Layout(tiny_llama(), patterns)
 
 
+@pytest.mark.parametrize("patterns", [["[" * 40_000], ["*a" * 200], [f"*{k}" for k in range(1000)]])
+def test_patterns_of_a_server_are_bounded_before_one_is_translated(patterns, monkeypatch):
+    monkeypatch.setattr("fedkseed.weights.layout.fnmatchcase", None)
+    with pytest.raises(FedKSeedError, match="at most 256 patterns of 256 characters can have wildcards, got"):
+        Layout(tiny_llama(), patterns)
+
+
+def test_any_number_of_names_as_they_are_can_be_given():
+    names = [entry.name for entry in Layout(tiny_llama()).entries]
+    assert [entry.name for entry in Layout(tiny_llama(), names * 1000).tuned] == names
+    with pytest.raises(FedKSeedError, match="no parameter's name fits the pattern 'xxx") as refused:
+        Layout(tiny_llama(), [*names, "x" * 40_000])
+    assert len(str(refused.value)) < 500
+
+
 def test_parameters_that_overlap_in_part_are_refused():
     memory = torch.zeros(10)
     module = nn.Module()

@@ -1,7 +1,7 @@
 """A module's tensors: their order, the choice of those that are tuned, and the digest over all."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,6 +12,10 @@ from torch import Tensor, nn
 
 from ..errors import FedKSeedError
 from .lazy import TILE, Lazy
+
+# A pattern may come from a server or a stranger's adapter; the time to translate one grows by the square of its length.
+MAX_PATTERN = 256  # characters of it; the longest names in transformers' models have about 100
+MAX_PATTERNS = 256  # with wildcards; names as they are cost a look-up each
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,8 @@ class Layout:
         tuned: shell patterns of parameter names (`*`, `model.layers.*`, `*.mlp.*`).
 
     Raises:
-        FedKSeedError: nothing is tuned, a pattern fits nothing, or two parameters share only a
-            part of their memory.
+        FedKSeedError: nothing is tuned, a pattern fits nothing, patterns are beyond a limit, or two parameters share
+            only a part of their memory.
     """
 
     def __init__(self, model: nn.Module, tuned: Sequence[str] = ("*",)) -> None:
@@ -56,12 +60,7 @@ class Layout:
         for name in sorted(named):
             first.setdefault(_memory(named[name]), name)
         aliases = {name: first[_memory(tensor)] for name, tensor in named.items()}
-        for pattern in tuned:
-            if not any(fnmatchcase(name, pattern) for name in named):
-                raise FedKSeedError(
-                    f"no parameter's name fits the pattern {pattern!r}; names look like {next(iter(named), '—')!r}"
-                )
-        chosen = {aliases[name] for name in named if any(fnmatchcase(name, pattern) for pattern in tuned)}
+        chosen = {aliases[name] for name in _fitting(tuned, named)}
         names = sorted(first.values())
         places = {name: tuple({owners[a]: None for a in sorted(named) if aliases[a] == name}) for name in names}
         self.entries = [TensorEntry(k, name, named[name], name in chosen, places[name]) for k, name in enumerate(names)]
@@ -103,6 +102,27 @@ def digest(entries: Sequence[TensorEntry]) -> bytes:
         jobs = [None if isinstance(e.tensor, Lazy) else threads.submit(hash_line, e) for e in entries]
         lines = [hash_line(e) if job is None else job.result() for e, job in zip(entries, jobs, strict=True)]
     return hashlib.sha256("".join(lines).encode()).digest()
+
+
+def _fitting(patterns: Sequence[str], named: Mapping[str, Tensor]) -> set[str]:
+    """The names that one of the patterns fits."""
+    wild = {pattern for pattern in patterns if any(mark in pattern for mark in "*?[")}
+    longest = max(map(len, wild), default=0)
+    if longest > MAX_PATTERN or len(wild) > MAX_PATTERNS:
+        raise FedKSeedError(
+            f"at most {MAX_PATTERNS} patterns of {MAX_PATTERN} characters can have wildcards, got {len(wild):,}, the "
+            f"longest of {longest:,}; shorten [model] tuned"
+        )
+    fitting = set[str]()
+    for pattern in dict.fromkeys(patterns):
+        fits = {name for name in named if fnmatchcase(name, pattern)} if pattern in wild else {pattern} & named.keys()
+        if not fits:
+            raise FedKSeedError(
+                f"no parameter's name fits the pattern {pattern[:MAX_PATTERN]!r}; names look like "
+                f"{next(iter(named), '—')!r}"
+            )
+        fitting |= fits
+    return fitting
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
