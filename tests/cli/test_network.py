@@ -72,6 +72,26 @@ def test_keys_and_certificates_that_do_not_fit_are_refused(files):
     assert "others can read the key" in refusal(files)
 
 
+def test_a_server_with_fewer_keys_than_a_round_has_clients_says_how_more_come(files):
+    asked = ["--set", "clients.cohort=3", "--certs", files / "keys", "--output", files / "run"]
+    assert (
+        f"has the keys of 2 clients: take in those of more (`fedkseed certs add {files / 'keys'} FILE.pub`)"
+        in refused("serve", files / "recipe.toml", *asked)
+    )
+    assert f"goes on by: fedkseed serve {files / 'run' / 'recipe.toml'} --certs KEYS" in refused(
+        "resume", files / "run"
+    )
+
+
+def test_a_device_that_is_not_here_is_refused_before_anything_is_loaded(files):
+    asked = ["--data", files / "rows.jsonl", "--key", files / "key-0", "--ca", files / "keys" / "ca.pem"]
+    text = "the device 'cuda:99' can't be used ("
+    assert text in refused("join", "https://localhost:1", *asked, "--device", "cuda:99")
+    serve = ["serve", files / "recipe.toml", "--certs", files / "keys", "--output", files / "run"]
+    assert text in refused(*serve, "--set", "model.device=cuda:99")
+    assert not (files / "run").exists(), "nothing is begun"
+
+
 def test_certificates_are_signed_by_a_command_once(files):
     add(files / "keys", request(files / "third"))
     command = ["certs", "sign", files / "keys", "2", "--host", "peer2.example.org"]

@@ -266,6 +266,7 @@ def test_data_that_is_not_dolly_needs_no_settings_for_what_is_held_out(tmp_path,
     assert result.exit_code == 0, result.output
     assert "the data has no category 'summarization': a share of 0.1 of its rows is held out" in result.output
     assert "all 4 held-out examples are evaluated: 64 is the default" in result.output
+    assert "4 held-out rows can't say if the model becomes better: hold out 10 or more of them" in result.output
     assert len(Store(tmp_path / "run").evaluations()[3]["losses"]) == 4
     assert fedkseed("eval", tmp_path / "run").exit_code == 0
     assert "4 are held out" in fedkseed("preview", tmp_path / "r.toml").output

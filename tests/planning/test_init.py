@@ -20,6 +20,7 @@ from fedkseed.planning.tune import Trial, Tuning
 from fedkseed.recipe.algorithms import ALGORITHMS, ONE, TWO
 from fedkseed.recipe.reading import changed, own_recipe, parse, tables
 from fedkseed.recipe.rules import checked_algorithm
+from fedkseed.recipe.schema import NetworkTable
 from fedkseed.run.eps_ladder import Rung, Scalars
 from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
@@ -229,6 +230,8 @@ def test_a_recipe_for_a_network_is_served_as_it_is(one_file, tmp_path, model_fol
     Policy().require(parse(tables(recipe_for_clients(recipe, 3))))
     held_out, _ = own_held_out(recipe, load_tokenizer(str(model_folder)))
     assert recipe.clients.cohort == 3
+    assert recipe.network == NetworkTable(minimum=2), "the defaults, where they can be seen"
+    assert "kept_back = 0.1 and send = true" in path.read_text()
     assert len(held_out.examples) == recipe.evaluation.generated == (2 if one_file else 6)
 
 

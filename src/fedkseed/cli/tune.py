@@ -178,6 +178,9 @@ def resume(
     from ..run.store import Store
 
     recipe, chosen = Store(directory).load_recipe(model), ["tensorboard"] if tensorboard else []
+    if (directory / "https").is_dir():  # its clients have the data
+        again = f"fedkseed serve {directory / 'recipe.toml'} --certs KEYS --output {directory}"
+        raise FedKSeedError(f"{directory} is the run of a server; with its folder of keys it goes on by: {again}")
     require_ready(recipe, Where.RUN, Where.SIMULATION, trackers=chosen)
     from ..run.start_and_resume import resume as resume_run
 

@@ -15,6 +15,7 @@ from .layouts import Example
 from .split import OwnedRow, Row, read_files, rows_of
 from .wording import answer_tokens
 
+FEWEST = 10  # rows that say whether a model is better: two standard errors of fewer say little
 MOST_OPTIONS = 32  # different responses of a category: more are hardly labels, and a choice reads all of them
 DEFAULT_EXAMPLES = EvaluationTable.model_fields["examples"].default
 Drawn = TypeVar("Drawn")
@@ -109,6 +110,8 @@ def draw_sets(rows: HeldOutRows, encoder: Encoder, note: Note) -> tuple[HeldOut,
             "part and the part that is reported need 2 or more each"
         )
     reported, validation = usual[: len(usual) - chooses], usual[len(usual) - chooses :]
+    if len(reported) < FEWEST:
+        note(f"{len(reported)} held-out rows can't say if the model becomes better: hold out {FEWEST} or more of them")
     sets = {VALIDATION: held_out_of(validation, rows.every, encoder)} if validation else {}
     for table in settings.further:
         sets[table.name] = _draw_further(table, rows, encoder, note)

@@ -1,5 +1,7 @@
 """The place of a model: a folder, a GGUF file, a package's file, or a name on the hub; nothing of it is loaded."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,6 +73,16 @@ def require_there(model: str) -> ModelSource:
             "the model's tokenizer beside its weights"
         )
     return source
+
+
+def require_device(device: str) -> None:
+    """Refuse a device that PyTorch can't use here; a process of its own is asked, as this one may lack PyTorch."""
+    if device not in ("auto", "cpu"):
+        code = "import sys, torch; torch.empty(1, device=sys.argv[1])"
+        asked = subprocess.run([sys.executable, "-c", code, device], capture_output=True, text=True)  # noqa: S603
+        if asked.returncode:
+            why = asked.stderr.strip().rpartition("\n")[2]
+            raise FedKSeedError(f"the device {device!r} can't be used ({why}); give cpu, or auto")
 
 
 def _require_on_hub(model: str) -> None:

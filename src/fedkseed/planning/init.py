@@ -42,6 +42,13 @@ MEASURE_MORE = (
     "give `fedkseed tune RECIPE --minutes 20 --output NEW` more time; where that finds none, look at the rows "
     "(`fedkseed preview RECIPE`), or take another model"
 )
+WAITING = """
+[network] # the server's patience; all of it may be changed between two starts of the server
+minimum = {} # uploads that make a round; as many as cohort: nobody is left out, and a member that is gone stops the run
+deadline = 600.0 # seconds of a round; after 3 deadlines without the minimum, see attempts, the server stops
+# grace = 60.0 # seconds for the others once the minimum has answered; default: half of what it took, 10 at least;
+# where one of them has just started, and loads the model, twice what the slowest minimum took, 60 at least
+patience = 600.0 # seconds to wait for all clients when the server starts"""
 MAX_OWNERS = 200  # different values of a column, up to which they may be clients
 # Words in the names of columns whose values are often the parties that hold the rows.
 OWNER_WORDS = {
@@ -289,12 +296,14 @@ def draft(
         *(["alpha = 0.5 # smaller is more uneven"] if split == "dirichlet" else []),
         "min_examples = 1",
         *_training(algorithm),
+        *([WAITING.format((min(4, count) + 1) // 2)] if network else []),
         "\n[evaluation]",
         f"examples = {_toml('all') if held_out < 64 else 64} # of the held-out rows",
         "every = 5 # rounds",
         "# patience = 2 # end after 2 evaluations without a better one, with the best round's model: half of the rows",
         "# then choose that round, and the other half is reported (`fedkseed docs evaluation`)",
-        "# clients = 0.1 # of each client's rows, which it does not train on: did each client gain?",
+        "# clients = 0.1 # of each client's rows, which it does not train on: did each client gain?"
+        + " Over a network, where [evaluation] of its policy has kept_back = 0.1 and send = true" * network,
     ]
     if task == "labels":
         lines += [

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
+from ..data.held_out import FEWEST
 from ..evaluation import statistics as stats
 from ..evaluation.statistics import Estimate, Evaluation, Gain
 from ..run.best_round import diverged, lowers_loss
 from ..run.store import GAINS, NOTES, STOPPED, Store
 
 Kind: TypeAlias = Literal["better", "mixed", "unresolved", "worse", "diverged", "unknown"]
-FEWEST = 10  # rows: two standard errors of fewer say little
 SHARES = ("choice", "exact match", "accuracy")  # scores in percent
 SCORES = (*SHARES, "rouge")  # the first of them that a run has stands beside the loss
 ALIKE = 0.95  # share of one choice, from which on it hardly depends on the row

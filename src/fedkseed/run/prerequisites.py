@@ -11,7 +11,7 @@ from ..data.held_out import keep_back, separate_categories
 from ..data.sources import remarks
 from ..data.split import divide, read_files, read_source
 from ..errors import FedKSeedError
-from ..models.place import require_there
+from ..models.place import require_device, require_there
 from ..recipe import own_code
 from ..recipe.algorithms import algorithm_of
 from ..recipe.basis_digest import with_basis
@@ -40,6 +40,7 @@ def require_ready(recipe: Recipe, *places: Where, trackers: Collection[str] = ()
     for metric in recipe.evaluation.written:
         own_code.require_file(metric, "[evaluation] metrics")
     require_there(recipe.model.name)
+    require_device(recipe.model.device)
     with_basis(recipe)
     if has_data:
         _require_rows(recipe)

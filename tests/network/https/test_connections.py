@@ -199,10 +199,26 @@ def test_a_request_that_waits_ends_with_its_session_and_with_the_server(hub, end
 def test_session_after_session_of_one_key_is_refused_and_shown(hub):
     for _ in range(10):
         begun(hub, 0)
-    assert not hub.notices, "none of them waits"
+    assert {leaked for *_, leaked in hub.notices} == {False}, "none of them waits"
+    hub.notices.clear()
     refused(429, lambda: begun(hub, 0))
-    assert hub.notices.popleft() == "client 0 begins session after session: somebody may have its key"
+    assert hub.notices.popleft() == (0, "begins session after session", True)
     begun(hub, 1)
+
+
+def test_a_client_that_has_connected_again_is_asked_again_and_an_older_process_of_it_is_shown(hub):
+    old = begun(hub, 0)
+    (key,) = hub.send([parcel(0)])
+    begun(hub, 0)
+    (arrival,) = hub.arrived([key])
+    assert (arrival.key, arrival.node, arrival.trouble) == (key, 0, "it has connected again")
+    assert not hub.notices, "the round says so"
+    refused(410, lambda: hub.answer(begun(hub, 0), bytes.fromhex(key or ""), b"to the task that it has lost"))
+    assert hub.notices.popleft() == (0, "has connected again", False)
+    refused(409, lambda: hub.client(old))
+    assert hub.notices.popleft() == (0, "is in two processes at once", True)
+    refused(401, lambda: hub.client("no token of ours"))
+    assert not hub.notices
 
 
 def test_clients_count_as_connected_while_they_wait_and_a_little_after(hub, clock):

@@ -7,7 +7,7 @@ import pytest
 
 from fedkseed import FedKSeedError
 from fedkseed.network.https import registered_keys
-from fedkseed.network.https.connections import Connections, RequestError, StoppableCarrier
+from fedkseed.network.https.connections import Connections, RequestError
 from fedkseed.network.https.registered_keys import FOLDER, RegisteredKeys, RekeyedError, keys_of_run
 from fedkseed.network.protocol.certs import add, make, request, revoke
 from fedkseed.network.protocol.masking_keys import COMMENT
@@ -94,18 +94,30 @@ def connections(registered) -> Connections:
     return connections
 
 
+def test_a_key_in_two_hands_is_shown_with_its_name_and_the_commands_that_help(registered, connections, keys):
+    (keys / "client-1.pub").unlink()
+    add(keys, request(keys.parent / "ward 7"))
+    registered.take_up(connections)
+    connections.notices.extend([(1, "is there twice", True), (2, "has connected again", False)])
+    registered.stop_if_changed(connections)
+    assert registered.progress.told[-1] == "client 2 has connected again"
+    assert registered.progress.has("client 1 (ward-7) is there twice; if that repeats, and its owner has not")
+    assert registered.progress.has(f"`fedkseed certs revoke {keys} 1`")
+    assert registered.progress.has(f"`fedkseed certs add {keys} NEW.pub`")
+
+
 def test_rounds_end_and_begin_again_when_keys_have_changed(registered, connections, keys):
-    carrier = StoppableCarrier(connections, partial(registered.stop_if_changed, connections))
-    assert carrier.nodes() == []
+    look = partial(registered.stop_if_changed, connections)
+    look()
     (keys / "client-2.pub").write_text(request(keys.parent / "another").read_text())
     with pytest.raises(RekeyedError):
-        carrier.nodes()
+        look()
     for change in (lambda: add(keys, request(keys.parent / "late")), lambda: revoke(keys, 1)):
         change()
         with pytest.raises(RekeyedError):
-            carrier.nodes()
+            look()
     (keys / "client-2.pub").write_text("half a key")
-    assert carrier.nodes() == []
+    look()
     assert registered.progress.has("can't be taken up")
 
 

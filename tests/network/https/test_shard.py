@@ -16,7 +16,6 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed, which t
 
 from fedkseed import FedKSeedError, start
 from fedkseed.cli.network import begun
-from fedkseed.network.https.connections import StoppableCarrier
 from fedkseed.network.https.registered_keys import FOLDER, keys_of_run, keys_of_shard
 from fedkseed.network.https.shard import Shard, ShardClients, ShardTasks
 from fedkseed.network.protocol.carrier import Arrival, Parcel
@@ -259,10 +258,9 @@ def test_a_task_for_which_the_root_does_not_wait_any_more_is_given_up(tmp_path):
     def still_awaited() -> None:
         raise AbandonedError
 
-    carrier = StoppableCarrier(Direct({}), still_awaited)
     ClientNumbers.register(tmp_path, range(1))
     numbers = ClientNumbers(tmp_path, None)
-    remote = RemoteClients(carrier, numbers, b"recipe", 1, NetworkTable(), Notes())
+    remote = RemoteClients(Direct({}), numbers, b"recipe", 1, NetworkTable(), Notes(), check=still_awaited)
     with pytest.raises(AbandonedError):  # and not tried again until the deadline, as after other errors of a carrier
         dict(remote.transport(0, {0: b"broadcast"}, 1, id))
 

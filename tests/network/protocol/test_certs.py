@@ -36,7 +36,7 @@ from fedkseed.network.protocol.certs import (
 )
 from fedkseed.network.protocol.certs import public as public_line
 from fedkseed.network.protocol.masking_keys import COMMENT, masking_key_in
-from fedkseed.network.protocol.signatures import private_key
+from fedkseed.network.protocol.signatures import name_in, private_key
 
 from ...secure.test_key_exchange import LOW_ORDER
 
@@ -139,6 +139,7 @@ def test_dates_are_checked_when_a_server_starts(tmp_path):
     make(tmp_path, 1, ["localhost"], 100, NOW)
     assert check(tmp_path, NOW) is None
     assert "valid for 9 more days" in str(check(tmp_path, NOW + timedelta(days=90, hours=1)))
+    assert "valid for 23 more hours" in str(check(tmp_path, NOW + timedelta(days=99, hours=1)))
     for when in (NOW + timedelta(days=101), NOW - timedelta(days=1)):
         with pytest.raises(FedKSeedError, match="make another, or set the clock right"):
             check(tmp_path, when)
@@ -168,7 +169,7 @@ def test_clients_make_their_own_keys_and_the_servers_machine_has_no_private_key_
         private = load_ssh_private_key((tmp_path / name / "key").read_bytes(), None)
         assert load_ssh_public_key(public_keys(keys)[number].read_bytes()) == private.public_key()
         assert masking_key_in(public_keys(keys)[number].read_text()) == masking_key_in(public.read_text()) is not None
-    assert members(keys) == "".join(path.read_text() for path in public_keys(keys))
+    assert [name_in(path.read_text()) for path in public_keys(keys)] == ["key"] * 3, "the name of the file"
     assert members(keys).splitlines()[1] == public_line(tmp_path / "bob" / "key").strip()
     held = [path.name for path in keys.iterdir() if b"PRIVATE" in path.read_bytes()]
     assert sorted(held) == ["ca.key", "server.key"]
@@ -220,7 +221,7 @@ def test_keys_that_are_there_twice_private_or_nonsense_are_refused(tmp_path):
     make(keys, 1, ["localhost"], 365)
     public = request(tmp_path / "own")
     add(keys, public)
-    with pytest.raises(FedKSeedError, match=r"has a number already: it is .*client-1.pub"):
+    with pytest.raises(FedKSeedError, match=r"has or had a number already: it is .*client-1.pub"):
         add(keys, public)
     with pytest.raises(FedKSeedError, match="holds no public key in OpenSSH's format"):
         add(keys, tmp_path / "own")
@@ -228,9 +229,10 @@ def test_keys_that_are_there_twice_private_or_nonsense_are_refused(tmp_path):
         add(keys, tmp_path / "nothing.pub")
     with pytest.raises(FedKSeedError, match="own already and keys are never written over"):
         request(tmp_path / "own")
-    (keys / "client-0.pub").unlink()
-    with pytest.raises(FedKSeedError, match=r"there is no .*client-0.pub"):
-        add(keys, request(tmp_path / "third"))
+    revoke(keys, 1)
+    with pytest.raises(FedKSeedError, match=r"has or had a number already: it is .*client-1-\w+.pub; ask for"):
+        add(keys, public)
+    assert add(keys, request(tmp_path / "third")).name == "client-1.pub", "a number that is free"
 
 
 def certs(*arguments: object) -> str:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from ...errors import FedKSeedError
-from ..protocol.carrier import MAX_MESSAGE, Arrival, Carrier, Parcel
+from ..protocol.carrier import MAX_MESSAGE, Arrival, Parcel
 from ..protocol.server.request_limits import Quota
 from ..protocol.signatures import Audiences, client_statement, fingerprint, verify
 from .task_files import KEY, Stub
@@ -27,8 +28,16 @@ from .task_files import KEY, Stub
 AWAY = 40.0  # seconds after its last request for which a client counts as connected; one that trains asks every 15
 SIGNED = 128  # bytes before the name in the proof of a client's key, see `Connections.session`
 PROOF = SIGNED + 253  # bytes of a proof at most: a name of DNS has no more characters
-REPLACED = 100  # sessions that are remembered
 FRESH = 60.0  # seconds for which a challenge can be answered
+
+
+def copied(keys: Path | str, number: int | str) -> str:
+    """The remedy for a client's key that is in two hands."""
+    return (
+        f"somebody has a copy of the key: the server's owner takes it out (`fedkseed certs revoke {keys} {number}`), "
+        "the client makes another (`fedkseed certs request --key NEW`), and the server's owner takes it in (`fedkseed "
+        f"certs add {keys} NEW.pub`)"
+    )
 
 
 class RequestError(FedKSeedError):
@@ -37,31 +46,6 @@ class RequestError(FedKSeedError):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
-
-
-@dataclass(slots=True)
-class StoppableCarrier:
-    """A carrier whose `check` raises a `RoundStoppedError` at each call if the round is not of use any more."""
-
-    inner: Carrier
-    check: Callable[[], object]
-    name: str = "HTTPS"
-    largest: int = MAX_MESSAGE
-
-    def nodes(self) -> list[int]:
-        self.check()
-        return self.inner.nodes()
-
-    def dialled(self, node: int) -> str:
-        return self.inner.dialled(node)
-
-    def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
-        self.check()
-        return self.inner.send(parcels)
-
-    def arrived(self, keys: Collection[str]) -> list[Arrival]:
-        self.check()
-        return self.inner.arrived(keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +93,15 @@ class Connections:
         clock: Callable[[], float] = time.monotonic, has_key: Callable[[int], bool] = lambda client: True,
     ) -> None:  # fmt: skip
         self.audiences = audiences
-        self.notices = deque[str](maxlen=100)  # for whoever runs the server
+        # For whoever runs the server: a client, what it does, and whether its key seems to be in two hands.
+        self.notices = deque[tuple[int, str, bool]](maxlen=100)
         self._lock, self._clock, self._has_key = threading.Lock(), clock, has_key
         self._closed: tuple[int, str] | None = None  # the status and the text for those who still wait
         self._clients: dict[int, ConnectedClient] = {}
         self._numbers: dict[bytes, int] = {}  # fingerprint of a key -> client
         self._sessions: dict[str, ConnectedClient] = {}  # by token
         self._secret = secrets.token_bytes(32)  # of its challenges
-        self._replaced = deque[str](maxlen=REPLACED)  # tokens of sessions that another of the same key has ended
+        self._replaced = deque[tuple[str, int]](maxlen=100)  # tokens that another session has ended, and their clients
         self._signed = OrderedDict[bytes, float]()  # challenge -> time of its answer
         self._session_quota = Quota(1 / 60, 10)  # of one key: more say that it is in two hands
         self._tasks: dict[str, OfferedTask] = {}  # by key
@@ -224,15 +209,15 @@ class Connections:
                 raise RequestError(401, "this challenge was answered before: ask for another")
             self._signed[challenge] = now
             if not self._session_quota.takes(client.number):
-                self.notices.append(f"client {client.number} begins session after session: somebody may have its key")
+                self.notices.append((client.number, "begins session after session", True))
                 raise RequestError(429, "too many sessions of this key: wait a minute")
             if client.token:
-                self._replaced.append(client.token)
-            if client.wake is not None:
-                self.notices.append(
-                    f"client {client.number} has connected again while it was connected: if that repeats, its key is "
-                    "in two hands"
-                )
+                self._replaced.append((client.token, client.number))
+            if (task := client.task) is not None and self._tasks.pop(task.key.hex(), None) is not None:
+                again = Arrival(task.key.hex(), client.number, trouble="it has connected again")
+                self._arrivals[again.key], client.task = again, None
+            elif client.token:
+                self.notices.append((client.number, "has connected again", client.wake is not None))
             self._end_session(client)  # of a process that was killed, or is another's
             client.token, client.dialled, client.last_request = secrets.token_urlsafe(16), dialled, now
             self._sessions[client.token] = client
@@ -247,6 +232,8 @@ class Connections:
         with self._lock:
             client = self._sessions.get(token)
             if client is None:
+                if (number := dict(self._replaced).get(token)) is not None:  # whoever began it is still there
+                    self.notices.append((number, "is in two processes at once", True))
                 raise self._ended(token)
             client.last_request = self._clock()
             self._require_key(client)
@@ -314,7 +301,7 @@ class Connections:
 
     def _ended(self, token: str) -> RequestError:
         """The refusal of a session that has ended."""
-        if token in self._replaced:
+        if token in dict(self._replaced):
             return RequestError(409, "another session of this key has begun")
         return RequestError(401, "no session has this token: begin another")
 

@@ -32,6 +32,7 @@ from ..protocol.client_gain import GainFile
 from ..protocol.envelope import Code, RefusedError, Reply, Status, Task, printable
 from ..protocol.signatures import certificate, fingerprint, private_key, proof_of
 from .app import http_client
+from .connections import copied
 from .task_files import LARGEST, Stub
 from .unreachable import Unreachable, reason_of
 from .way_out import proxy_at, through
@@ -260,7 +261,7 @@ class HttpsClient:
         self.session = ServerSession(http_client(tls, TIMEOUT, 1, self.url), private, certificate(ca))
         self.gain = GainFile(self.directory)
         self._connected = self._answered = self._over = False  # whether there was a session, an answer, a tuned model
-        self._taken_over = 0  # times that another process has connected with the same key
+        self._number = self._taken_over = 0  # as the server counts; times that another has connected with the key
 
     def serve(self, say: Say = print, sleep: Callable[[float], object] = time.sleep) -> None:
         """Take part in rounds until the run is over; a server that does not answer is tried again and again.
@@ -282,7 +283,8 @@ class HttpsClient:
             pause, noted, since, again = FIRST, "", 0.0, 0.0
             while True:
                 try:
-                    say(f"connected as client {self.session.begin()}")
+                    self._number = self.session.begin()
+                    say(f"connected as client {self._number}")
                     self._connected, noted = True, ""
                     pause = pause if self._taken_over else FIRST
                     self._attend(say)
@@ -328,7 +330,8 @@ class HttpsClient:
             self._taken_over += 1
             text = f"another process has connected with the key {self.key}: each client needs a key of its own"
             if self._taken_over >= TAKEN_OVER:
-                raise FedKSeedError(f"{text}, and this one gives way after {TAKEN_OVER} times")
+                why = f"if you have not started the other, {copied('KEYS', self._number)}"
+                raise FedKSeedError(f"{text}, and this one gives way after {TAKEN_OVER} times; {why}")
             reason = Unreachable(text)
         elif error.status == 403:
             shown = fingerprint(self.session.key.public_key()).hex(":", 4)

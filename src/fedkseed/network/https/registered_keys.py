@@ -20,8 +20,8 @@ from ..protocol import certs
 from ..protocol.carrier import RoundStoppedError
 from ..protocol.masking_keys import masking_key_in
 from ..protocol.server.client_numbers import ClientNumbers
-from ..protocol.signatures import SIGNING, ServerSigning, public_key
-from .connections import Connections
+from ..protocol.signatures import SIGNING, ServerSigning, name_in, public_key
+from .connections import Connections, copied
 
 NUMBERING = "shard.json"  # in the directory of a shard: the number of its first client
 FOLDER = "https"  # of this transport, in the directory of a run or a shard
@@ -65,10 +65,11 @@ class RegisteredKeys:
         if len({*keys}) < len(keys):
             raise FedKSeedError(f"two clients of {self.folder} have the same key; each needs one of its own")
         signing = self.directory / self.transport / SIGNING
-        revoked = {*chain(*read_table(signing)["former"])} if signing.exists() else set()
+        former = chain(*read_table(signing)["former"]) if signing.exists() else ()
+        revoked = [line.split()[:2] for line in former]  # the rest of a line is a comment
         for number, line in texts.items():
             masking_key_in(line, f"{paths[number]}: ")
-            if line in revoked:
+            if line.split()[:2] in revoked:
                 raise FedKSeedError(f"{paths[number]} was revoked and can't come back; make client {number} another")
         ClientNumbers.register(self.directory, range(len(lines)), [k for k, line in enumerate(lines) if not line])
         ServerSigning.write(signing.parent, self.folder, lines)
@@ -104,7 +105,11 @@ class RegisteredKeys:
             RekeyedError: keys were taken up.
         """
         while connections.notices:
-            self.progress.note(connections.notices.popleft())
+            number, text, leaked = connections.notices.popleft()
+            name = f" ({known})" if (known := name_in(self.lines[number])) else ""
+            remedy = copied(self.folder, self._paths[number].stem[7:])
+            why = f"; if that repeats, and its owner has not started it twice, {remedy}"
+            self.progress.note(f"client {number}{name} {text}{why * leaked}")
         now = time.monotonic()
         if now - self._checked < CHECKED_EVERY:
             return

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ...errors import FedKSeedError
 from ...files import border, exclusive
 from ...recipe.schema import Recipe
 from ...run.loop import Result
@@ -24,7 +25,7 @@ from ..protocol.server.serving import serve
 from ..protocol.signatures import Audiences
 from .app import application, serving
 from .browser_page import Page
-from .connections import Connections, StoppableCarrier
+from .connections import Connections
 from .registered_keys import FOLDER, RekeyedError, keys_of_run
 
 
@@ -51,10 +52,15 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
     """
     registered = keys_of_run(directory, keys, progress)
     connections = Connections(Audiences.of(keys), (), has_key=registered.has)
-    carrier = StoppableCarrier(connections, partial(registered.stop_if_changed, connections))
     with alone_in(directory, keys, f"another server works on {directory}; stop it first", progress):
         if address.page is None:
             registered.take_up(connections)  # a key that can't be taken ends the command before it listens
+            count, cohort = len(registered.lines), recipe.clients.cohort
+            if count < cohort and recipe.clients.active is None and recipe.network.shards is None:
+                remedy = f"take in those of more (`fedkseed certs add {keys} FILE.pub`), or lower cohort"
+                raise FedKSeedError(
+                    f"[clients] cohort = {cohort}, and {keys} has the keys of {count} clients: {remedy}"
+                )
         Store(directory).change_recipe(recipe.to_toml())
         with listening(connections, address, largest_request(recipe), keys):
             progress.note(f"clients connect to port {address.port} of {address.host}")
@@ -67,7 +73,9 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
             while True:
                 try:
                     with disk_of(directory):
-                        result = serve(directory, carrier, FOLDER, progress)
+                        result = serve(
+                            directory, connections, FOLDER, progress, partial(registered.stop_if_changed, connections)
+                        )
                     connections.close(run_is_over=True)
                     return result
                 except RekeyedError:

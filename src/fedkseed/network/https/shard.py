@@ -39,7 +39,7 @@ from ..protocol.run_history import RunHistory
 from ..protocol.server.client_numbers import ClientNumbers
 from ..protocol.server.clients import RemoteClients
 from ..protocol.signatures import Audiences, ClientSigning, ServerSigning, certificate, private_key
-from .connections import Connections, StoppableCarrier
+from .connections import Connections
 from .join import HttpsClient
 from .registered_keys import CHECKED_EVERY, FOLDER, RegisteredKeys, RekeyedError, keys_of_shard
 from .server import Address, alone_in, listening
@@ -76,7 +76,7 @@ def run(
         connections = Connections(Audiences.of(keys), (), has_key=registered.has)
         registered.take_up(connections)
         check_keys = partial(registered.stop_if_changed, connections)
-        clients = ShardClients(first, registered, StoppableCarrier(connections, check_keys), progress)
+        clients = ShardClients(first, registered, connections, progress, check_keys)
         signing = ClientSigning(private_key(key), certificate(ca), RunHistory(directory), host_of(url))
         # Whoever was away when the tuned model was handed out gets it when the root serves the finished run again.
         worker = TaskHandler(partial(Shard, clients=clients), signing, disclosed, lambda task: not task.keep)
@@ -138,12 +138,14 @@ class ShardClients:
     keys: RegisteredKeys
     carrier: Carrier
     progress: Progress
+    check_keys: Callable[[], object] = lambda: None
 
     def wait_for_all(self, patience: float) -> None:
         """Wait until all clients are connected, or for some seconds."""
         end, noted = time.monotonic() + patience, -1
         while time.monotonic() < end:
             try:
+                self.check_keys()
                 online, expected = {*self.carrier.nodes()}, ClientNumbers(self.keys.directory, None).expected
             except RekeyedError:
                 continue
@@ -199,7 +201,7 @@ class Shard:
             strategy = self.algorithm.make(self.recipe, Run(self.algorithm.pool(self.recipe), broadcast.run.base))
             self._aggregator = ShardAggregator(cast("KSeed", strategy.server))  # by the rules of a recipe with shards
         self._aggregator.server.settings.run.require(broadcast.run)
-        subtotal_of = partial(self._subtotal, self._aggregator, task.client, drawn, broadcast, encoded)
+        subtotal_of = partial(self._subtotal, task.client, drawn, broadcast, encoded)
         subtotal = self._asked(task, end, still_awaited, subtotal_of)
         note(f"round {broadcast.round + 1}: the sum of {subtotal.clients.size} clients")
         return encoded, encode(subtotal)
@@ -223,16 +225,11 @@ class Shard:
         self._links[task.since :] = [task.links[at : at + LINK] for at in range(0, len(task.links), LINK)]
 
     def _subtotal(
-        self,
-        aggregator: ShardAggregator,
-        shard: int,
-        drawn: list[int],
-        broadcast: Broadcast,
-        encoded: bytes,
-        remote: RemoteClients,
+        self, shard: int, drawn: list[int], broadcast: Broadcast, encoded: bytes, remote: RemoteClients
     ) -> Subtotal:
         """The sum of the uploads of those clients of the shard that were drawn, of all shards', and have a key."""
-        members, accumulator = self.recipe.network.members(shard), aggregator.start(broadcast, drawn)
+        members, aggregator = self.recipe.network.members(shard), cast(ShardAggregator, self._aggregator)
+        accumulator = aggregator.start(broadcast, drawn)
 
         def add(client: int, reply: bytes) -> None:
             upload: Any = decode(reply, *aggregator.server.replies)
@@ -267,7 +264,7 @@ class Shard:
                 remote.history = lambda since, done: (self._links[since : done + 1], task.head, task.stem)
                 seconds = max(1.0, end - time.monotonic())  # all that are connected are waited for until the end
                 remote.options = NetworkTable(deadline=seconds, grace=seconds, attempts=1)
-                remote.carrier = StoppableCarrier(carrier, still_awaited)
+                remote.check = lambda: (self.clients.check_keys(), still_awaited())
                 return ask(remote)
             except RekeyedError:
                 progress.note("clients have other keys; they are asked again")

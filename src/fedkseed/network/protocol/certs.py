@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 
 from cryptography import x509
@@ -102,21 +103,22 @@ def _make_pair(own: Path, public: Path) -> list[Path]:
 
 
 def add(directory: Path, file: Path) -> Path:
-    """Give the owner of a public key the next number, and return the key's file in a server's directory.
+    """Give the owner of a public key the first free number, and return the key's file in a server's directory.
 
     Raises:
-        FedKSeedError: the file holds no public key on P-256, or one that has a number already, or a key for masks that
-            hides nothing; or the directory lacks the key of a client, or can't be written.
+        FedKSeedError: the file holds no public key on P-256, or one that has a number already or was revoked, or a
+            key for masks that hides nothing; or the directory can't be written.
     """
     with border(f"can't read {file}"):
         line = file.read_bytes()
     key, masks = public_key(line, file), masking_key_in(line.decode(errors="replace"), f"{file}: ")
-    numbered = public_keys(directory) if any(directory.glob("client-*.pub")) else []
-    for known in numbered:
+    for known in [*directory.glob("client-*.pub"), *directory.glob("revoked/client-*.pub")]:
         if public_key(known.read_bytes(), known) == key:
-            raise FedKSeedError(f"the key in {file} has a number already: it is {known}")
-    own = _openssh(key) if masks is None else f"{_openssh(key).decode()} {COMMENT}{masks.hex()}".encode()
-    return _write(directory / f"client-{len(numbered)}.pub", own + b"\n")
+            raise FedKSeedError(f"the key in {file} has or had a number already: it is {known}; ask for a new one")
+    number = next(number for number in count() if not (directory / f"client-{number}.pub").exists())
+    name = re.sub(r"[^\w.@-]+", "-", file.stem)  # for the server's log
+    own = [_openssh(key).decode(), *([] if masks is None else [f"{COMMENT}{masks.hex()}"]), name]
+    return _write(directory / f"client-{number}.pub", f"{' '.join(own)}\n".encode())
 
 
 def revoke(directory: Path, number: int) -> Path:
@@ -144,7 +146,7 @@ def shown_fingerprint(public: Path) -> str:
 
 def members(directory: Path) -> str:
     """The public lines of clients 0, 1, …, for their owners to compare with each other and to give to `--members`."""
-    return "".join(path.read_text().strip() + "\n" for path in public_keys(directory))
+    return "".join(" ".join(path.read_text().split()[:3]) + "\n" for path in public_keys(directory))  # without names
 
 
 def public(path: Path) -> str:
@@ -190,7 +192,8 @@ def check(directory: Path, now: datetime | None = None) -> str | None:
     require_valid(ca, certificate(ca), now)
     require_valid(path, own := certificate(path), now)
     if (left := own.not_valid_after_utc - now) < timedelta(days=30):
-        return f"{path} is valid for {left.days} more days; `fedkseed docs deploy` says how to renew it"
+        time = f"{left.days} more days" if left.days > 1 else f"{left / timedelta(hours=1):.0f} more hours"
+        return f"{path} is valid for {time}; `fedkseed docs deploy` says how to renew it"
     return None
 
 

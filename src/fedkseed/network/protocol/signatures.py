@@ -39,7 +39,7 @@ from ...errors import FedKSeedError
 from ...files import border, read_table, write_table
 from .carrier import TRANSPORTS
 from .envelope import UNSIGNED, Reply, Status, Task, printable
-from .masking_keys import masking_key_in
+from .masking_keys import COMMENT, masking_key_in
 from .run_history import MOST_RUNS, RunHistory
 
 AUDIENCE = b"fedkseed, version 3: whom a signature is for\n"
@@ -237,6 +237,7 @@ class ServerSigning:
     ) -> None:  # fmt: skip
         self.audiences = Audiences.by(authority, certificate)
         self.key, self.clients, self.nonce, self.masks = key, tuple(clients), nonce, masks or {}
+        self.names: Mapping[int, str] = {}  # of the keys that have one
         self.certificate = certificate.public_bytes(serialization.Encoding.DER)
         self._fingerprints = [fingerprint(client) if client else b"" for client in self.clients]
         self._issued = 0
@@ -253,7 +254,8 @@ class ServerSigning:
         if (folder / SIGNING).exists():
             old = read_table(folder / SIGNING)
             for number, (before, key) in enumerate(zip(old["clients"], clients, strict=False)):
-                former[number] = old["former"][number] + ([before] if before and before != key else [])
+                replaced = before.split()[:2] != key.split()[:2]  # what follows is a comment
+                former[number] = old["former"][number] + [before] * (replaced and before != "")
         table = {"key": "server.key", "certificate": "server.pem", "authority": "ca.pem"}
         files = {name: str(certs / file) for name, file in table.items()}
         write_table(folder / SIGNING, files | {"clients": [*clients], "former": former})
@@ -275,7 +277,9 @@ class ServerSigning:
         lines = [now or "".join(former[-1:]) for now, former in zip(table["clients"], table["former"], strict=True)]
         masks = {number: key for number, text in enumerate(lines) if (key := masking_key_in(text)) is not None}
         proofs = certificate(Path(table["certificate"])), certificate(Path(table["authority"]))
-        return cls(private_key(Path(table["key"])), *proofs, clients, nonce, masks)
+        signing = cls(private_key(Path(table["key"])), *proofs, clients, nonce, masks)
+        signing.names = {number: name for number, text in enumerate(lines) if (name := name_in(text))}
+        return signing
 
     def signed(self, task: Task, dialled: str = "") -> Task:
         """A task for client `task.client`, signed; one with a recipe carries the server's certificate, too.
@@ -307,6 +311,11 @@ class ServerSigning:
         of = audience(self.audiences.authority, dialled)
         if key is None or not verify(key, upload_statement(of, self.nonce, client, head, broadcast, upload), signature):
             raise FedKSeedError(f"its answer is not signed with the key of client {client} for this run and broadcast")
+
+
+def name_in(line: str) -> str:
+    """The name in a line of OpenSSH's format: the first word of its comment that is no key for masks, or nothing."""
+    return next((printable(word)[:40] for word in line.split()[2:] if not word.startswith(COMMENT)), "")
 
 
 def keys_of_run(directory: Path) -> list[list[ec.EllipticCurvePublicKey]]:

@@ -409,6 +409,7 @@ def clock(monkeypatch) -> SimpleNamespace:
     """A clock that is moved by the wait for answers, so that tests do not wait; a grace has half a second."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(remote, "GRACE", 0.5)
+    monkeypatch.setattr(remote, "STARTING", 0.5)
     monkeypatch.setattr(remote.time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(remote.time, "sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
     return clock
@@ -430,6 +431,41 @@ def test_a_client_that_is_silent_costs_a_grace_and_not_the_deadline(setting, tmp
     assert all(b - a >= most for a, b in pairwise(begun)), "the others have had that long"
 
 
+@pytest.mark.parametrize(
+    ("network", "has_recipe", "connected", "took", "grace"),
+    [
+        ({}, True, True, 4, 10),
+        ({}, True, True, 50, 25),
+        ({}, False, True, 4, 60),
+        ({}, False, True, 50, 100),
+        ({}, False, False, 4, 10),
+        ({"grace": 5.0}, False, True, 4, 5),
+    ],
+    ids=["usual", "long", "starts", "starts, long", "away", "as the recipe says"],
+)
+def test_one_that_has_just_started_is_waited_for_longer(tmp_path, network, has_recipe, connected, took, grace):
+    """It loads the model: with the usual grace, a site that was killed once missed nine rounds of ten."""
+    ClientNumbers.register(tmp_path, range(2))
+    options = NetworkTable(**network)
+    clients = remote.RemoteClients(None, ClientNumbers(tmp_path, None), b"", 1, options, Notes())  # type: ignore[arg-type]
+    clients._online = dict.fromkeys(range(1 + connected), 0)
+    clients._clients[1].has_recipe = has_recipe
+    messages = dict.fromkeys(range(2), b"")
+    exchange = remote.Exchange(0, messages, messages, 1, answered={0})
+    attempt = remote.Attempt(0.0, 600.0, enough=False)
+    over = [now for now in range(took, 300) if clients._grace_is_over(exchange, attempt, now)]
+    assert over[0] == took + grace
+
+
+def test_clients_have_the_names_of_their_keys(tmp_path):
+    ClientNumbers.register(tmp_path, range(30))
+    signing = SimpleNamespace(names={1: "it"})
+    numbers = ClientNumbers(tmp_path, None)
+    clients = remote.RemoteClients(None, numbers, b"", 1, NetworkTable(), Notes(), signing)  # type: ignore[arg-type]
+    assert (clients.named(0), clients.named(0, 1)) == ("client 0", "clients 0, 1 (it)")
+    assert clients.named(*range(30)).endswith(" 19 and 10 more")
+
+
 def test_a_client_that_is_always_silent_is_not_asked_for_some_rounds(setting, tmp_path, clock, monkeypatch):
     """Else it would cost the others a grace in every round for ever."""
     monkeypatch.setattr(remote, "REST", 3)
@@ -443,6 +479,8 @@ def test_a_client_that_is_always_silent_is_not_asked_for_some_rounds(setting, tm
     result = setting.serve(directory, silent, notes=notes)
     assert [r["clients"] for r in result.reports] == [[0, 1]] * 8
     assert [round_ for round_ in range(8) if asked[round_, 2]] == [0, 1, 2, 6, 7]
+    assert notes.told.count("connected: clients 0, 1, 2") == 1
+    assert notes.has("round 1 counts the uploads of clients 0, 1, none of client 2")
     assert notes.has("client 2 has let 3 rounds in a row pass without an answer in time; it rests for 3 rounds")
 
 

@@ -14,6 +14,7 @@ from ....data.file_formats import HUB_NAME, SAMPLES, is_saved
 from ....data.sources import Reader, require_columns
 from ....errors import FedKSeedError
 from ....files import border, private, read_table, write_table
+from ....models.place import require_device
 from ....recipe.reading import parse, tables, typed
 from ....recipe.rules import Where, require_legal
 from ....recipe.schema import Recipe, absolute_path
@@ -57,7 +58,7 @@ def owner_of(
     """The settings that the owner of a client decides, with paths that hold in any directory.
 
     Raises:
-        FedKSeedError: there is no such file, or the policy can't be read.
+        FedKSeedError: there is no such file or device, or the policy can't be read.
     """
     files = [None if file is None else str(file.expanduser().resolve()) for file in (basis, members)]
     if missing := [file for file in files if file is not None and not Path(file).is_file()]:
@@ -66,6 +67,7 @@ def owner_of(
     if not (name.startswith("package:") or Path(name).expanduser().exists() or HUB_NAME.fullmatch(name)):
         raise FedKSeedError(f"no model at {name}; give a folder, a .gguf file, or owner/name on the Hugging Face hub")
     rules = Policy() if policy is None else load_policy(policy)
+    require_device(device)
     return Owner(absolute_path(data), None if model is None else absolute_path(model), device, rules, None, *files)
 
 

@@ -30,7 +30,9 @@ POLL = 0.2  # seconds between two looks for answers
 LOOK = 1.0  # seconds between two looks at the list of connected clients
 TRIES = 3  # number of times that a client is asked in vain before a deadline
 PAUSE = 1.0  # seconds after an error of the carrier's
-GRACE = 10.0  # seconds at least that the others have after the minimum has answered, see `NetworkTable.grace`
+# Seconds at least that the others have after the minimum has answered, see `NetworkTable.grace`; and those of them that
+# are connected and have to load the model first, which took 30 s of one core for SmolLM2-135M.
+GRACE, STARTING = 10.0, 60.0
 OFFENCES, REST = 3, 10  # answers of a client that can't be used, and the rounds in which it is not asked after them
 
 Check: TypeAlias = Callable[[int, bytes], object]  # raises FedKSeedError if a client's message can't be used
@@ -117,6 +119,7 @@ class RemoteClients:
     progress: Progress
     signing: ServerSigning | None = None  # None: tasks and answers travel unsigned
     history: History | None = None  # the links of the run's log, for each task; None: none is sent
+    check: Callable[[], object] = lambda: None  # before each call of the carrier; may raise a RoundStoppedError
     signatures: dict[int, bytes] = field(default_factory=dict)  # of accepted answers; the caller empties it
     _clients: defaultdict[int, RemoteClient] = field(default_factory=lambda: defaultdict(RemoteClient))
     _tasks: dict[str, OpenTask] = field(default_factory=dict)  # also of earlier rounds: late answers are reported
@@ -124,6 +127,7 @@ class RemoteClients:
     _looked: float = -math.inf  # time at which `_online` was asked for
     _strangers: set[int] = field(default_factory=set)  # nodes that are no clients and were reported
     _took: float = 0.0  # seconds that the minimum of the last round took
+    _longest: float = 0.0  # the most that one took: the first has loaded the model
     _trouble: dict[str, Exception] = field(default_factory=dict)  # by kind of call: its error, if the last one failed
 
     def gather(self) -> None:
@@ -139,7 +143,7 @@ class RemoteClients:
                 f"after {self.options.patience:g} s {len(online)} clients are connected, a round needs {self.minimum}: "
                 "start them, or look at their logs, and start the server again"
             )
-        everybody, others = len(online) == total, self._others(online)
+        everybody, others = len(online) == total, self.named(*sorted({*range(total)} - {*online}))
         going_on = "" if expected.issubset(online) else "going on "
         self.progress.note(f"all {total} clients are connected" if everybody else f"{going_on}without {others}")
 
@@ -149,7 +153,8 @@ class RemoteClients:
         while not clients <= (online := self.online()).keys() and time.monotonic() < end:
             if len(online) != seen:
                 seen, away = len(online), sorted(clients - online.keys())
-                self.progress.note(f"{seen} of {self.numbers.count} clients are connected; waiting for {listed(away)}")
+                they = f"{seen} of {self.numbers.count} clients are connected"
+                self.progress.note(f"{they}; waiting for {self.named(*away)}")
                 self.progress.clients(away, "offline")
                 self.progress.clients([*online], "waiting")
             time.sleep(POLL)
@@ -159,7 +164,10 @@ class RemoteClients:
         """Client -> node for the connected clients, by a list that is at most `LOOK` seconds old."""
         if time.monotonic() - self._looked >= LOOK:
             nodes = self._tried("list the clients", self.carrier.nodes, [*self._online.values()])
-            self._online, self._looked = self.numbers.clients_at(nodes), time.monotonic()
+            before, self._online, self._looked = self._online, self.numbers.clients_at(nodes), time.monotonic()
+            for clients, news in ((self._online.keys() - before, ""), (before.keys() - self._online, "not ")):
+                if clients:
+                    self.progress.note(f"{news}connected: {self.named(*sorted(clients))}")
             for node in set(nodes) - set(self._online.values()) - self._strangers:
                 self._strangers.add(node)
                 self.progress.note(f"node {node} is none of the {self.numbers.count} clients; it is left out")
@@ -220,7 +228,7 @@ class RemoteClients:
         """Attempt an exchange until enough have answered, and yield the answers that can be used."""
         sent, attempts = exchange.sent, self.options.attempts
         if away := [client for client in sent if client not in self.online()]:
-            self.progress.note(f"{exchange}: offline, left out unless back in time: {listed(away)}")
+            self.progress.note(f"{exchange}: offline, left out unless back in time: {self.named(*away)}")
         self.progress.clients(away, "offline")
         self.progress.clients([client for client in sent if client not in away], "waiting")
         self.progress.begin(f"{exchange}, {len(sent)} clients", len(sent))
@@ -276,7 +284,10 @@ class RemoteClients:
         """Whether the minimum has answered so long ago that the others are not waited for any more."""
         if not attempt.enough and exchange.enough:
             attempt.enough, self._took = True, now - attempt.begin
-        grace = self.options.deadline if exchange.unhurried else self.options.grace or max(GRACE, self._took / 2)
+            self._longest = max(self._longest, self._took)
+        starting = any(exchange.owes(k) and not self._clients[k].has_recipe for k in self._online if k in exchange.sent)
+        usual = max(STARTING, 2 * self._longest) if starting else max(GRACE, self._took / 2)
+        grace = self.options.deadline if exchange.unhurried else self.options.grace or usual
         # Where nobody is needed, clients do again what the others have done in the exchange before.
         return attempt.enough and now - attempt.begin >= self._took + grace
 
@@ -290,7 +301,7 @@ class RemoteClients:
                 if now - attempt.asked_at.get(client, -math.inf) <= self.options.deadline / AGAIN:
                     continue
                 attempt.tries[client] += 1
-                self.progress.note(f"{exchange}: client {client} is silent; it is asked again, a message may be lost")
+                self.progress.note(f"{exchange}: {self.named(client)} is silent; it is asked again, in case of a loss")
             attempt.asked_at[client] = now
             ready.append(client)
         return ready
@@ -344,12 +355,13 @@ class RemoteClients:
             if task.exchange == exchange.number:
                 yield task.client, reply
             elif arrival.trouble is None:
-                self.progress.note(f"the answer of client {task.client} to round {task.round + 1} is too late")
+                self.progress.note(f"the answer of {self.named(task.client)} to round {task.round + 1} is too late")
 
     def _read(self, arrival: Arrival, task: OpenTask) -> Reply:
         if arrival.gone:  # the list of connected clients may be older, and the client would be asked again at once
             self._online.pop(task.client, None)
         if arrival.trouble is not None:
+            self._clients[task.client].has_recipe = False  # it may have been started again, and loads the model then
             return Reply(Status.FAILED, text=arrival.trouble)
         try:
             if arrival.node != task.node:
@@ -380,7 +392,7 @@ class RemoteClients:
         except FedKSeedError as error:
             exchange.refused[client] = str(error)
             self.progress.clients([client], "refused")
-            self.progress.note(f"{exchange}: the answer of client {client} is left out: {printable(str(error))}")
+            self.progress.note(f"{exchange}: the answer of {self.named(client)} is left out: {printable(str(error))}")
             self._note_unusable(client, exchange.round)
             return False
         exchange.answered.add(client)
@@ -396,17 +408,17 @@ class RemoteClients:
         if reply.status is Status.REFUSED:
             exchange.refused[client] = reply.text
             self.progress.clients([client], "refused")
-            self.progress.note(f"{exchange}: client {client} refuses: {reply.text}")
+            self.progress.note(f"{exchange}: {self.named(client)} refuses: {reply.text}")
         elif reply.status is Status.FAILED:
             online = client in self._online
             attempt.tries[client] += online  # a client that is offline is asked when it is back
             self.progress.clients([client], "waiting" if online else "offline")
-            self.progress.note(f"{exchange}: client {client} did not answer: {reply.text}")
+            self.progress.note(f"{exchange}: {self.named(client)} did not answer: {reply.text}")
 
     def _note_missing(self, exchange: Exchange) -> None:
         """Note who has not answered. A connected client that lets rounds in a row pass costs the others a grace."""
         if missing := sorted(exchange.sent.keys() - exchange.answered):
-            self.progress.note(f"{exchange} goes on without {listed(missing)}")
+            self.progress.note(f"{exchange} goes on without {self.named(*missing)}")
         silent = [client for client in missing if client not in exchange.refused]
         late = [client for client in silent if client in self._online]
         self.progress.clients(late, "late")
@@ -426,7 +438,7 @@ class RemoteClients:
         """After a few offences of a client's, let it rest: it is not asked for some rounds."""
         if times % OFFENCES == 0:
             self._clients[client].rests_until = round_ + 1 + REST
-            self.progress.note(f"client {client} has {what}; it rests for {REST} rounds, if there are enough others")
+            self.progress.note(f"{self.named(client)} has {what}; it rests for {REST} rounds, if others are enough")
 
     def _tried(self, what: str, call: Callable[[], Answer], otherwise: Answer) -> Answer:
         """The answer to a call of the carrier's; in place of an error, which is reported, `otherwise`.
@@ -434,6 +446,7 @@ class RemoteClients:
         The first of several errors in a row is reported, and `_attempt` raises those that last.
         """
         try:
+            self.check()
             answer = call()
         except RoundStoppedError:
             raise
@@ -448,17 +461,16 @@ class RemoteClients:
         return answer
 
     def _too_few(self, exchange: Exchange) -> FedKSeedError:
-        why = "; ".join(f"client {client}: {printable(text)}" for client, text in sorted(exchange.refused.items())[:3])
+        why = "; ".join(f"{self.named(k)}: {printable(text)}" for k, text in sorted(exchange.refused.items())[:3])
         return FedKSeedError(
             f"{exchange}: {len(exchange.answered)} clients answered, {exchange.minimum} are needed"
             + (f" ({why})" if why else "")
             + "; mend the clients, or set [network] minimum, and start the server again: it goes on with this round"
         )
 
-    def _others(self, online: Mapping[int, int]) -> str:
-        return listed([number for number in range(self.numbers.count) if number not in online])
-
-
-def listed(clients: Sequence[int]) -> str:
-    more = f" and {len(clients) - 20} more" if len(clients) > 20 else ""
-    return f"client{'s' * (len(clients) != 1)} {', '.join(map(str, clients[:20]))}{more}"
+    def named(self, *clients: int) -> str:
+        """Clients by their numbers, each with the name of its key where that is known."""
+        names = self.signing.names if self.signing is not None else {}
+        shown = ", ".join(f"{client} ({names[client]})" if client in names else f"{client}" for client in clients[:20])
+        more = f" and {len(clients) - 20} more" if len(clients) > 20 else ""
+        return f"client{'s' * (len(clients) != 1)} {shown}{more}"

@@ -1,13 +1,14 @@
 """The remaining rounds of a run with clients on other machines, whatever carries its messages."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ....errors import FedKSeedError
 from ....evaluation.statistics import Gain
+from ....models.place import require_device
 from ....recipe.algorithms import algorithm_of
 from ....recipe.reading import own_recipe
 from ....recipe.rules import Where, require_legal
@@ -26,8 +27,8 @@ from ..networked_recipe import recipe_for_clients, with_network_defaults
 from ..receipt_checks import remember_audiences
 from ..signatures import ServerSigning
 from .client_numbers import ClientNumbers
-from .clients import RemoteClients, listed
-from .rounds import federation
+from .clients import RemoteClients
+from .rounds import federation, why_model
 
 
 def begin(file: Path, changes: Sequence[str], directory: Path, *places: Where) -> Recipe:
@@ -43,6 +44,8 @@ def begin(file: Path, changes: Sequence[str], directory: Path, *places: Where) -
     """
     wanted = with_network_defaults(own_recipe(file, changes)).absolute()
     require_legal(wanted, Where.NETWORK, *places)  # now, and not when the clients are there
+    if why_model(wanted, algorithm_of(wanted.training.algorithm)) is not None:
+        require_device(wanted.model.device)
     Trackers(wanted.report.to, Silent().note)  # refuses one whose package is missing
     if (directory / "recipe.toml").exists():
         begun = Store(directory).load_recipe()
@@ -57,11 +60,14 @@ def begin(file: Path, changes: Sequence[str], directory: Path, *places: Where) -
     return wanted
 
 
-def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) -> Result:
+def serve(
+    directory: Path, carrier: Carrier, folder: str, progress: Progress, check: Callable[[], object] = lambda: None
+) -> Result:
     """Carry out the remaining rounds of a run with the clients behind a carrier.
 
     Args:
         folder: the transport's own in the run's directory, with what signs and the clients' keys.
+        check: may raise a `RoundStoppedError`, which ends this; called again and again.
 
     Raises:
         FedKSeedError: there is no run, another process works on the run, its model or data have changed, or too few
@@ -83,7 +89,7 @@ def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) ->
         history = None if signing is None else store.history
         if signing is not None:
             remember_audiences(store, signing.audiences)
-        remote = RemoteClients(carrier, numbers, text, minimum, recipe.network, activity, signing, history)
+        remote = RemoteClients(carrier, numbers, text, minimum, recipe.network, activity, signing, history, check)
         parts = federation(recipe, remote, kept_secret(recipe, directory))
         before = store.rounds
         result = work(store, parts)
@@ -110,7 +116,7 @@ def hand_out(store: Store, strategy: Strategy[Any], recipe: Recipe, remote: Remo
     store.remember(KEPT, [current_nonce(store).hex(), sorted(kept)])
     who = "clients have kept" if recipe.network.shards is None else "shards have sent their clients"
     lacking = remote.numbers.expected - kept
-    remedy = f"; the same command waits for {listed(sorted(lacking))}, and sends it again" if lacking else ""
+    remedy = f"; the same command waits for {remote.named(*sorted(lacking))}, and sends it again" if lacking else ""
     remote.progress.note(f"{len(kept)} of {remote.numbers.count} {who} the tuned model{remedy}")
     gains = [gain_sum.gain(client) for client, gain_sum in sorted(sums.items()) if gain_sum is not None]
     if measuring:
