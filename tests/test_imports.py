@@ -39,7 +39,7 @@ report.watch_state report.watch_page report.terminal report.bars report.results 
 report.page network.flower.compat network.flower.client_app network.flower.server_app network.flower.grid_carrier
 cli.network network.protocol.certs network.protocol.envelope network.flower.messages network.protocol.networked_recipe
 network.protocol.server.rounds network.protocol.server.clients network.protocol.server.client_numbers
-network.protocol.server.request_limits network.protocol.signatures network.protocol.masking_keys
+network.limits network.http_server network.http_client network.protocol.signatures network.protocol.masking_keys
 network.protocol.client.recipe_consent network.protocol.client.policy
 network.protocol.client.worker_process network.protocol.client.task_handler network.protocol.server.serving
 network.protocol network.protocol.carrier network.https network.https.task_files network.https.connections

@@ -9,8 +9,19 @@ from contextlib import contextmanager
 from typing import Any
 
 
+def without_controls(text: str) -> str:
+    """A text for terminals and logs: spaces stand for what moves a cursor, colours letters or turns their order around.
+
+    Files, servers and peers write parts of what is printed, and could write over what was said before.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
+
+
 class FedKSeedError(ValueError):
     """Refused input or a failure, with a text for a person; nothing was changed when it is raised."""
+
+    def __init__(self, *texts: object) -> None:
+        super().__init__(*(without_controls(str(text)) for text in texts))
 
 
 class DivergedError(FedKSeedError):

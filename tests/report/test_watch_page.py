@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedkseed.errors import FedKSeedError
-from fedkseed.report.watch_page import Server, serve
+from fedkseed.network.http_server import listen
 from fedkseed.run.store import Store
 
 from .browser import ended
@@ -19,15 +19,15 @@ from .conftest import command, contents_kept, environment, trains, wait_until
 
 
 @contextmanager
-def served(directory: Path, *options: str) -> Iterator[int]:
-    """`fedkseed watch --serve` in a process of its own; gives its port."""
+def served(directory: Path, *options: str) -> Iterator[tuple[int, str]]:
+    """`fedkseed watch --serve` in a process of its own; gives its port and token."""
     asked = command("watch", directory, "--serve", "0", *options)
     with subprocess.Popen(asked, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            found = re.match(r"http://127\.0\.0\.1:(\d+)/ shows ", process.stdout.readline())
+            found = re.match(r"http://[\d.]+:(\d+)/(?:([\w-]+)/)? shows ", process.stdout.readline())
             assert found is not None
-            yield int(found[1])
+            yield int(found[1]), found[2] or ""
         finally:
             ended(process)
 
@@ -43,9 +43,9 @@ def asked(port: int, path: str, method: str = "GET", **headers: str) -> tuple[in
 
 
 def test_only_the_page_and_its_data_are_served_and_only_to_readers(finished):
-    with served(finished) as port, contents_kept(finished):
+    with served(finished) as (port, token), contents_kept(finished):
         status, page = asked(port, "/")
-        assert status == 200
+        assert (status, token) == (200, "")
         assert b"connect-src 'self'" in page
         status, now = asked(port, "/now.json")
         view = json.loads(now)
@@ -56,21 +56,26 @@ def test_only_the_page_and_its_data_are_served_and_only_to_readers(finished):
         for path in ("/run.sqlite", "/recipe.toml", "/../recipe.toml", "/now.json/"):
             assert asked(port, path)[0] == 404
         for method in ("POST", "PUT", "DELETE", "OPTIONS"):
-            assert asked(port, "/", method)[0] == 501
+            assert asked(port, "/", method)[0] == 404
         assert asked(port, "/now.json", Host=f"localhost:{port}")[0] == 200
         for name in ("attacker.example", f"attacker.example:{port}", "127.0.0.1.attacker.example", ""):
             assert asked(port, "/now.json", Host=name)[0] == 403
 
 
-def test_without_a_host_only_this_machine_is_served(finished):
-    with Server(finished, "127.0.0.1", 0) as server:
-        assert server.server_address[0] == "127.0.0.1"
-        with pytest.raises(FedKSeedError, match=f"can't listen on port {server.server_address[1]}"):
-            serve(finished, "127.0.0.1", server.server_address[1], print)
+def test_a_port_that_is_taken_and_an_address_of_another_machine_are_refused():
+    with listen("127.0.0.1", 0) as at:
+        port = at.getsockname()[1]
+        with pytest.raises(FedKSeedError, match=f"can't listen on port {port}"):
+            listen("127.0.0.1", port)
     with pytest.raises(FedKSeedError, match=r"can't listen on port 0 of no\.host\.invalid"):
-        serve(finished, "no.host.invalid", 0, print)
-    with Server(finished, "0.0.0.0", 0) as server:  # noqa: S104 - a moment, and nobody is served
-        assert server.names is None
+        listen("no.host.invalid", 0)
+
+
+def test_others_than_this_machine_need_the_token_that_is_printed(finished):
+    with served(finished, "--host", "0.0.0.0") as (port, token):  # noqa: S104
+        assert len(token) > 20
+        assert [asked(port, path)[0] for path in ("/", "/now.json", "/wrong/now.json")] == [401] * 3
+        assert asked(port, f"/{token}/now.json", Host="lab.example")[0] == 200
 
 
 def test_the_page_follows_a_run_to_its_end_without_being_loaded_again(chromium, begin, tmp_path):
@@ -80,7 +85,7 @@ def test_the_page_follows_a_run_to_its_end_without_being_loaded_again(chromium, 
     def rows() -> list[str]:
         return chromium.run("[...document.querySelectorAll('#rounds tbody th')].map(cell => cell.textContent)")
 
-    with served(tmp_path / "run") as port:
+    with served(tmp_path / "run") as (port, _):
         chromium.open(f"http://127.0.0.1:{port}/")
         shows("holds no run yet")
         chromium.run("window.stays = 'here'")
@@ -109,7 +114,7 @@ def test_the_page_follows_a_run_to_its_end_without_being_loaded_again(chromium, 
 
 
 def test_the_page_is_not_wider_than_a_small_window(chromium, finished):
-    with served(finished) as port:
+    with served(finished) as (port, _):
         chromium.open(f"http://127.0.0.1:{port}/", width=390)
         wait_until(lambda: chromium.run("document.querySelectorAll('figure').length"), "the report")
         assert chromium.run("document.documentElement.scrollWidth") == 390

@@ -1,13 +1,16 @@
 """A real server: its models by name, and greedy answers that are those of `fedkseed generate`."""
 
 import asyncio
+import copy
 import json
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.error import HTTPError
@@ -15,6 +18,8 @@ from urllib.request import Request, urlopen
 
 import httpx
 import pytest
+import torch
+from transformers import GenerationConfig, LlamaForCausalLM
 
 from fedkseed import FedKSeedError
 from fedkseed.data.layouts import Example
@@ -37,21 +42,22 @@ def run(finished) -> Path:
 
 
 @contextmanager
-def served(place: Path):
-    """The address of a server in a process of its own, which Ctrl-C ends."""
+def served(place: Path, ending: signal.Signals = signal.SIGINT):
+    """The address of a server in a process of its own, and its key; it ends as with Ctrl-C."""
     command = [sys.executable, "-m", "fedkseed", "serve-model", str(place), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        line = process.stdout.readline()
+        printed = (re.search(r"(http://127\.0\.0\.1:\d+/v1), key ([\w-]+)", line) for line in process.stdout)
         try:
-            yield re.search(r"http://127\.0\.0\.1:\d+/v1", line)[0]
+            yield next(filter(None, printed)).groups()
         finally:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(ending)
             process.wait(timeout=60)
     assert process.returncode == 130
 
 
-def post(address: str, **body: object) -> dict:
-    request = Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})  # noqa: S310
+def post(address: str, key: str, **body: object) -> dict:
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    request = Request(address, json.dumps(body).encode(), headers)  # noqa: S310
     with urlopen(request, timeout=120) as reply:  # noqa: S310 - a server of this test
         return json.load(reply)
 
@@ -78,22 +84,28 @@ def answers(run: Path, tokens: int) -> dict[str, str]:
 def test_both_models_answer_under_their_names_as_generate_does(run):
     messages, expected = [{"role": "user", "content": QUESTION}], answers(run, 24)
     assert expected["base"] != expected["tuned"]
-    with served(run) as address:
-        with urlopen(f"{address}/models", timeout=60) as reply:  # noqa: S310
+    with served(run) as (address, key):
+        with urlopen(Request(f"{address}/models", headers={"Authorization": f"Bearer {key}"}), timeout=60) as reply:  # noqa: S310
             assert [one["id"] for one in json.load(reply)["data"]] == ["base", "tuned"]
         for name, text in expected.items():
-            found = post(f"{address}/chat/completions", model=name, messages=messages, max_tokens=24, temperature=0)
+            found = post(
+                f"{address}/chat/completions", key, model=name, messages=messages, max_tokens=24, temperature=0
+            )
             assert found["choices"][0]["message"]["content"] == text
             assert found["usage"]["completion_tokens"] <= 24
         page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
         (typed,) = re.findall(r"^    (curl .*\n.*)$", page, re.MULTILINE)
-        command = typed.replace("http://127.0.0.1:8000/v1", address).replace('"max_tokens": 64', '"max_tokens": 24')
+        command = (
+            typed.replace("http://127.0.0.1:8000/v1", address)
+            .replace("Bearer KEY", f"Bearer {key}")
+            .replace('"max_tokens": 64', '"max_tokens": 24')
+        )
         assert command.count(address) == command.count(": 24") == 1
         if shutil.which("curl"):
             printed = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
             assert json.loads(printed)["choices"][0]["message"]["content"] == expected["tuned"]
         with pytest.raises(HTTPError, match="404"):
-            post(f"{address}/chat/completions", model="gpt", messages=messages)
+            post(f"{address}/chat/completions", key, model="gpt", messages=messages)
 
 
 def test_answers_are_streamed_and_texts_continued(run):
@@ -124,9 +136,56 @@ def test_virtual_tokens_are_served_and_of_a_whole_model_itself_alone(run, finish
         assert found["choices"][0]["message"]["content"] == expected
 
 
-def test_missing_packages_and_a_taken_port_are_refused(monkeypatch):
-    with serve.listen("127.0.0.1", 0) as at, pytest.raises(FedKSeedError, match=r"can't listen at .* in use"):
-        serve.listen(*at.getsockname())
+def test_requests_without_the_key_or_from_pages_are_refused_and_sigterm_ends_an_answer_without_end(finished):
+    asked = {"model": "tuned", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 10**8}
+    with served(finished(), signal.SIGTERM) as (address, key), httpx.Client(timeout=60, trust_env=False) as http:
+        headers, asks = {"authorization": f"Bearer {key}"}, partial(http.post, f"{address}/chat/completions")
+        for wrong in ({}, {"authorization": "Bearer x"}):
+            assert asks(json=asked, headers=wrong).status_code == 401
+        for wrong in ({"host": "attacker.example"}, {"origin": "http://attacker.example"}):
+            assert asks(json=asked, headers=headers | wrong).status_code == 403
+        assert asks(content=bytes(1 << 21), headers=headers).status_code == 413
+        with suppress(httpx.ReadTimeout):  # a tiny model may be quick
+            asks(json=asked, headers=headers, timeout=0.2)
+
+
+class Writing:
+    """What `generate` is asked, and a stand-in for it that never ends by itself."""
+
+    def __init__(self, gone: threading.Event, leaves_after: int) -> None:
+        self.gone, self.leaves_after, self.steps = gone, leaves_after, 0
+        self.request = {"input_ids": torch.zeros(1, 3, dtype=torch.long), "generation_config": GenerationConfig()}
+        self.settings.max_new_tokens, self.settings.gone = 10**8, gone
+
+    @property
+    def settings(self) -> GenerationConfig:
+        return self.request["generation_config"]
+
+    def __call__(self, generation_config, input_ids, stopping_criteria) -> torch.Tensor:
+        copy.deepcopy(generation_config)  # as transformers does
+        while not all(one(input_ids, None).all() for one in stopping_criteria):
+            self.steps += 1
+            input_ids = torch.cat((input_ids, torch.ones(1, 1, dtype=torch.long)), 1)
+            if self.steps == self.leaves_after:
+                self.gone.set()
+            assert self.steps < 100
+        return input_ids
+
+
+def test_an_answer_ends_with_its_client(model_folder, monkeypatch):
+    model = LlamaForCausalLM.from_pretrained(model_folder)
+    writing = Writing(threading.Event(), 5)
+    assert serve._bounded(model, writing, **writing.request).shape == (1, 8)
+    assert writing.settings.max_new_tokens == 5, "which says that the answer was cut"
+    waiting = Writing(writing.gone, 5)
+    assert serve._bounded(model, waiting, **waiting.request).shape == (1, 3)
+    assert waiting.steps == 0
+    monkeypatch.setattr(serve, "LONGEST", 0.0)
+    late = Writing(threading.Event(), 5)
+    assert serve._bounded(model, late, **late.request).shape == (1, 3)
+
+
+def test_missing_packages_are_refused(monkeypatch):
     monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "openai" else find_spec(name))
     with pytest.raises(FedKSeedError, match=r"pip install 'fedkseed\[serve\]' \(openai is missing"):
         serve.require_server()

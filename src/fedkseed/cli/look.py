@@ -1,5 +1,6 @@
 """Commands that look at runs and tuned models: lists, reports, checks, evaluations, answers, and the way back."""
 
+import secrets
 import sys
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import asdict
@@ -55,7 +56,9 @@ def report(
 def watch(
     directory: Annotated[Path, Argument(metavar="RUN", help="The directory of a run, which may not have begun yet.")],
     serve: Annotated[int | None, Option(metavar="PORT", help="Serve a page on this port.", min=0, max=65535)] = None,
-    host: Annotated[str, Option(help="Address of --serve; whoever reaches it can read the page.")] = "127.0.0.1",
+    host: Annotated[
+        str, Option(help="Address of --serve; others than this machine need the token that is printed.")
+    ] = "127.0.0.1",
 ) -> None:
     """Watch a run while another process works on it: rounds, time left, losses, bytes, clients, notes.
 
@@ -69,9 +72,16 @@ def watch(
     from ..report.watch_state import follow
 
     if serve is not None:
-        from ..report.watch_page import serve as serve_page
+        from ..network.http_server import listen, serve_locally
+        from ..network.protocol.addresses import is_loopback
+        from ..report.watch_page import RunPage
 
-        serve_page(directory, host, serve, say)
+        with listen(host, serve) as at:
+            token = "" if is_loopback(host) else secrets.token_urlsafe(16)
+            place = "http://{}:{}/".format(*at.getsockname()) + (f"{token}/" if token else "")
+            serve_locally(
+                RunPage(directory), at, host, token, lambda: say(f"{place} shows {directory}; Ctrl-C ends it")
+            )
         return
     if host != "127.0.0.1":
         raise FedKSeedError("--host is the address of the page: give --serve PORT, too")

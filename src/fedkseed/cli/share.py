@@ -1,5 +1,7 @@
 """Commands that hand models on: tuned ones as folders or by an endpoint, base models with digests or untied."""
 
+import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -59,21 +61,26 @@ def serve_model(
 ) -> None:
     """Answer OpenAI-compatible requests with the tuned model, and with the base model beside it, until Ctrl-C.
 
-    The models are called tuned and base. Messages are put to both in the words on which the first was tuned. There are
-    no passwords: whoever reaches the port can ask.
+    The models are called tuned and base. Messages are put to both in the words on which the first was tuned. Requests
+    need the key that is printed, drawn anew at each start. Nothing is encrypted: use a tunnel of SSH between machines.
 
     fedkseed serve-model runs/recipe --port 8000
     """
-    from ..tuned.endpoint import listen, load, require_server, serve
+    from ..network.http_server import listen, serve_locally
+    from ..tuned.endpoint import application, load, require_server
     from ..tuned.load import open_ready
+    from .network import prepare
 
     require_server()
     opened = open_ready(adapter, model, note)
-    with listen(host, port) as at:
-        models = load(opened)
-        say("models {} at http://{}:{}/v1, until Ctrl-C".format(" and ".join(models), *at.getsockname()))
-        serve(models, at)
-    raise Exit(INTERRUPTED)  # nothing else ends it; under load its server returned as if it had not been stopped
+    prepare()
+    with suppress(KeyboardInterrupt), listen(host, port) as at:
+        models, key = load(opened), secrets.token_urlsafe(16)
+        names, place = " and ".join(models), "http://{}:{}/v1".format(*at.getsockname())
+        serve_locally(
+            application(models), at, host, key, lambda: say(f"models {names} at {place}, key {key}, until Ctrl-C")
+        )
+    raise Exit(INTERRUPTED)
 
 
 def untie(

@@ -12,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ..errors import without_controls
+
 console = Console(markup=False)  # paths and texts of users may hold brackets
 QUIET, USUAL, VERBOSE = range(3)
 shown_level: ContextVar[int] = ContextVar("shown_level", default=USUAL)  # how much is shown beside results
@@ -30,14 +32,14 @@ def showing(level: int, as_json: bool = False) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print a text as it is: without colours, and broken into lines by the terminal alone."""
-    console.print(text, highlight=False, soft_wrap=True)
+    """Print a text as it is, but for control characters: without colours, broken into lines by the terminal alone."""
+    console.print(without_controls(text), highlight=False, soft_wrap=True)
 
 
 def note(text: str, style: str = "dim") -> None:
     """Print a line on what a command does, unless it is quiet: on a terminal as wide as that, in a log in one piece."""
     if shown_level.get() != QUIET:
-        console.print(Text(text, style), highlight=False, soft_wrap=not console.is_terminal)
+        console.print(Text(without_controls(text), style), highlight=False, soft_wrap=not console.is_terminal)
 
 
 def print_json(document: Any) -> None:

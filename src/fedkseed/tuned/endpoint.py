@@ -1,27 +1,30 @@
 """An OpenAI-compatible endpoint for a tuned model beside its base model, by the server of `transformers`."""
 
-import socket
+import threading
+import time
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import FedKSeedError
-from ..files import OTHER_PORT, border
 from .load import TunedModel
 
 Models: TypeAlias = Mapping[str, tuple[Any, Any]]  # name -> a model and its tokenizer
+LONGEST = 600.0  # seconds of an answer
+_gone: ContextVar[threading.Event | None] = ContextVar("_gone", default=None)  # set once the asking client is gone
 
 
 def require_server() -> None:
     """Refuse, before a model or PyTorch is loaded, where the packages of the server are missing."""
-    lacking = [name for name in ("fastapi", "uvicorn", "openai") if find_spec(name) is None]
+    lacking = [name for name in ("fastapi", "openai") if find_spec(name) is None]
     transformers: Any = find_spec("transformers")
     if not Path(transformers.origin).with_name("cli").joinpath("serving", "server.py").is_file():
         lacking.append("its server in transformers 5.23")
     if lacking:
-        needs = "serving a model needs the packages fastapi, uvicorn and openai"
+        needs = "serving a model needs the packages fastapi and openai"
         raise FedKSeedError(f"{needs}: pip install 'fedkseed[serve]' ({lacking[0]} is missing)")
 
 
@@ -30,44 +33,46 @@ def load(tuned: TunedModel) -> Models:
 
     Both are asked in the words on which the tuned one was tuned, and answer as `respond` but for what a request says.
     """
+    from transformers.utils import logging
+
     from ..evaluation.evaluate import greedy
 
+    logging.set_verbosity_error()  # the server warns of each request
     tokenizer = tuned.chat_tokenizer()
     models: dict[str, Any] = {"base": tuned.load_base()} if tuned.base is not None else {}
     models["tuned"] = tuned.load()
     for model in models.values():
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         inner.generation_config = greedy(model, tokenizer, tuned.words(tokenizer).ends(tokenizer))
-        model.generate = partial(_within_positions, model, model.generate)
+        model.generate = partial(_bounded, model, model.generate)
     return {name: (model, tokenizer) for name, model in models.items()}
 
 
-def _within_positions(model: Any, generate: Callable[..., Any], **request: Any) -> Any:
-    """Let a model write no more than its positions hold."""
+def _bounded(model: Any, generate: Callable[..., Any], **request: Any) -> Any:
+    """Let a model write no more than its positions hold, no longer than `LONGEST`, and for nobody who is gone."""
+    import torch
+
     from ..models.loss import room_for
 
-    settings, prompt = request["generation_config"], request["input_ids"].shape[1]
+    settings, ids, end = request["generation_config"], request["input_ids"], time.monotonic() + LONGEST
+    prompt, gone = ids.shape[1], settings.__dict__.pop("gone", None)
     settings.max_new_tokens = room_for(model, prompt, settings.max_new_tokens)
-    return generate(**request)
 
+    def ends(so_far: Any, scores: Any, **_: Any) -> Any:
+        over = time.monotonic() > end or (gone is not None and gone.is_set())
+        if over:
+            settings.max_new_tokens = so_far.shape[1] - prompt  # the answer says that its length has ended it
+        return torch.full((so_far.shape[0],), over, device=so_far.device)
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket at an address; port 0 is any free one."""
-    with border(f"can't listen at {host}:{port}", OTHER_PORT):
-        return socket.create_server((host, port))
-
-
-def serve(models: Models, at: socket.socket) -> None:
-    """Answer requests until Ctrl-C."""
-    import uvicorn
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # it warns of each request
-    uvicorn.Server(uvicorn.Config(application(models), log_level="warning")).run(sockets=[at])
+    if gone is not None and gone.is_set():  # while it waited for others
+        if (streamer := request.get("streamer")) is not None:
+            streamer.end()
+        return ids
+    return generate(**request, stopping_criteria=[ends])
 
 
 def application(models: Models) -> Any:
-    """The server's FastAPI application, for models that are loaded already and no others."""
+    """The server's ASGI application, for models that are loaded already and no others."""
     from fastapi import HTTPException
     from transformers.cli.serving.chat_completion import ChatCompletionHandler
     from transformers.cli.serving.completion import CompletionHandler
@@ -101,6 +106,7 @@ def application(models: Models) -> Any:
             settings = above._build_generation_config(body, *args, **options)
             if body.get("generation_config") is None:
                 settings.do_sample, settings.top_k = bool(body.get("temperature")), 0
+            settings.gone = _gone.get()
             return settings
 
     manager, state = Loaded(device="cpu"), GenerationState()
@@ -111,4 +117,11 @@ def application(models: Models) -> Any:
         SystemOneHandler,
     )
     chat, completion, response, transcription, systemone = (kind(manager, state) for kind in kinds)
-    return build_server(manager, chat, completion, response, transcription, systemone, state)
+    server = build_server(manager, chat, completion, response, transcription, systemone, state)
+
+    async def asked(scope: Any, receive: Any, send: Any) -> None:
+        connection = scope.get("state", {}).get("connection")  # see network/http_server.py
+        _gone.set(connection and connection.gone)
+        await server(scope, receive, send)
+
+    return asked

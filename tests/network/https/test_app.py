@@ -1,22 +1,27 @@
 """The requests of clients against a real server with TLS on loopback."""
 
+import os
 import socket
 import ssl
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 import pytest
 
 from fedkseed import FedKSeedError
+from fedkseed.network import limits
 from fedkseed.network.https import app, server
 from fedkseed.network.https.connections import Connections
 from fedkseed.network.https.task_files import Stub
 from fedkseed.network.protocol.certs import make
+from fedkseed.network.protocol.envelope import Task
 from fedkseed.network.protocol.signatures import Audiences, private_key
 
+from ..attacks import MEMORY, Target
 from ..ports import free_port, wait_for
 from .test_connections import parcel, proof, task
 
@@ -111,12 +116,43 @@ def test_a_reply_that_is_too_large_is_not_read(place):
 
 
 def test_a_reply_that_stands_still_is_given_up(place, monkeypatch):
-    monkeypatch.setattr(app, "PATIENCE", 0.2)
+    monkeypatch.setattr(limits, "PATIENCE", 0.2)
     mine = place.session(2)
     (key,) = place.hub.send([parcel(2)])
     with place.line(f"POST /v1/task/{key}", mine) as slow:
         slow.sendall(b"content-length: 500\r\n\r\nabc")
         assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_reply_to_no_task_is_not_read_and_of_two_for_one_task_the_later_is(place):
+    mine = place.session(0)
+    with place.line(f"POST /v1/task/{'0' * 32}", mine) as line:
+        line.sendall(b"content-length: 1000\r\n\r\n")
+        assert line.recv(1000).startswith(b"HTTP/1.1 410 ")
+    (key,) = place.hub.send([parcel(0)])
+    with place.line(f"POST /v1/task/{key}", mine) as first:
+        first.sendall(b"content-length: 1000\r\n\r\nabc")
+        time.sleep(0.2)
+        assert place.http.post(f"/v1/task/{key}", content=b"a reply", headers=mine).status_code == 204
+        assert first.recv(1000).startswith(b"HTTP/1.1 409 ")
+    assert [arrival.data for arrival in place.hub.arrived([key or ""])] == [b"a reply"]
+
+
+def test_a_large_answer_waits_for_its_reader(place):
+    sent, mine = parcel(0), place.session(0)
+    large = replace(sent, data=replace(Task.decode(sent.data), message=bytes(32 << 20)).encode())
+    place.hub.send([large])
+    stub = Stub.decode(place.http.get("/v1/task?wait=5", headers=mine).content)
+    target = Target(os.getpid(), place.port)
+    before = target.memory()
+    with ExitStack() as readers:
+        for _ in range(10):
+            line = readers.enter_context(place.line(f"GET /v1/file/{stub.names[2].hex()}", mine))
+            line.sendall(b"\r\n")
+            assert line.recv(10) == b"HTTP/1.1 2"
+        assert target.memory() - before < MEMORY
+    assert place.http.get(f"/v1/file/{stub.names[2].hex()}").content == bytes(32 << 20)
+    assert place.http.post(f"/v1/task/{stub.key.hex()}", content=b"a reply", headers=mine).status_code == 204
 
 
 def test_a_client_that_hangs_up_waits_no_more(place):
@@ -126,15 +162,17 @@ def test_a_client_that_hangs_up_waits_no_more(place):
     wait_for(lambda: place.hub._clients[0].wake is None)
 
 
-def test_strangers_of_one_address_are_limited(place):
+def test_strangers_of_one_address_are_limited(place, monkeypatch):
+    monkeypatch.setattr(app, "PENALTY", 0.0)
     port = free_port()
     with (
         server.listening(place.hub, server.Address("127.0.0.1", port, False, 1.0), LARGEST, place.keys),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
     ):
         found = [http.get("/v1/challenge").status_code for _ in range(30)]
-    assert found[:8] == [200] * 8
-    assert 429 in found
+        assert found[:8] == [200] * 8
+        for path in ("/v1/challenge", f"/v1/file/{'0' * 64}", "/v1/task", "/nowhere"):
+            assert 429 in [http.get(path).status_code for _ in range(30)], "to any path"
 
 
 def test_without_a_trusted_certificate_nothing_is_said(place):

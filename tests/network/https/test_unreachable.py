@@ -4,13 +4,13 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
 
-from fedkseed.network.https.app import http_client
+from fedkseed.network.http_client import BoundedClient
 from fedkseed.network.https.unreachable import Unreachable, reason_of
 from fedkseed.network.protocol.certs import make
 
@@ -42,8 +42,8 @@ def answering(said: bytes, tls: ssl.SSLContext | None = None) -> Iterator[int]:
 
 
 def reason(url: str, ca: ssl.SSLContext, proxy: str = "", timeout: float = 5.0) -> Unreachable:
-    with http_client(ca, timeout, url=url) as http, pytest.raises(httpx.TransportError) as refused:
-        http.get("/v1/challenge")
+    with closing(BoundedClient(ca, timeout, url=url)) as http, pytest.raises(httpx.TransportError) as refused:
+        http.ask("GET", "/v1/challenge", 32)
     return reason_of(refused.value, url, proxy)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ import tomli_w
 from cryptography.hazmat.primitives import serialization
 
 from fedkseed import FedKSeedError
-from fedkseed.network.peers import gossip, tls
+from fedkseed.network.limits import Quota
+from fedkseed.network.peers import app, gossip, tls
 from fedkseed.network.peers.app import application, path_of, serving_uploads
 from fedkseed.network.peers.gossip import ComparisonPace, Gossip, PeerRequests
 from fedkseed.network.peers.roster import PeerAddresses, load_roster
@@ -88,8 +90,8 @@ def place(keys: Path, folder: Path, quick: float = 0.05) -> Iterator[Place]:
         rule, pace = federation.rule, ComparisonPace(quick, 4 * quick)
         requests = PeerRequests(rule, addresses, contexts[number], LARGEST)
         one = Gossip(store, requests, number, lambda: ROUNDS, 3, pace, said.append)
-        app = application(store, lambda: ROUNDS, LARGEST, one.heard)
-        servers.append(serving_uploads(app, store, "127.0.0.1", ports[number], server))
+        answering = application(store, lambda: ROUNDS, LARGEST, one.heard)
+        servers.append(serving_uploads(answering, store, "127.0.0.1", ports[number], server))
         made.append(One(store, one, said, ports[number]))
     with ExitStack() as stack:
         for one, server in zip(made, servers, strict=True):
@@ -132,6 +134,21 @@ def test_what_a_peer_gives_is_checked_and_the_rest_of_it_taken(quiet):
     assert "not signed with the key of peer 0" in found.text
     assert store.has(1, 2)
     assert not store.has(0, 0)
+
+
+def test_a_peer_pays_for_its_work_alone(keys, tmp_path, monkeypatch):
+    work = Quota(0.1, 0.001)
+    monkeypatch.setattr(app, "Quota", lambda rate, burst: work)
+    with place(keys, tmp_path) as made:
+        slot = [made.federation.entry(1, 1, draw=k).encoded for k in range(64)]
+        assert made.ask(4, 0, "POST", "/give", framed(slot)).status_code == 204
+        assert work.wait(4) > 0
+        work.charge(4, 0.1)
+        begin = time.monotonic()
+        assert made.ask(1, 0, "GET", "/set?digest=").status_code == 200
+        assert work.wait(4) > 0, "it was answered at once"
+        assert made.ask(4, 0, "GET", "/set?digest=").status_code == 200
+        assert time.monotonic() - begin > 0.5, "and this one later"
 
 
 def test_one_comparison_makes_two_copies_one_both_ways(quiet):
@@ -225,16 +242,17 @@ def test_answers_of_a_peer_that_lies_are_refused(quiet, monkeypatch, answers, te
     store, requests, sent = quiet.peers[1].store, quiet.peers[1].gossip.requests, []
 
     @contextmanager
-    def stream(method, url, content=None):
+    def stream(method, url, **request):
         sent.append(url)
         kind = url.rsplit("/", 1)[1].partition("?")[0]
-        yield httpx.Response(200, content=answers.get(kind, b""), extensions={"network_stream": Shown()})
+        body = httpx.ByteStream(answers.get(kind, b""))
+        yield httpx.Response(200, stream=body, extensions={"network_stream": Shown()})
 
     class Shown:
         def get_extra_info(self, name: str) -> object:
             return self
 
-    monkeypatch.setattr(requests.http, "stream", stream)
+    monkeypatch.setattr(requests.http.http, "stream", stream)
     monkeypatch.setattr(gossip.tls, "fingerprint_shown", lambda connection: requests.fingerprints[0])
     before = store.digest()
     with nullcontext() if text is None else pytest.raises(FedKSeedError, match=text):

@@ -20,8 +20,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from ...errors import FedKSeedError
+from ..limits import Quota, RequestError
 from ..protocol.carrier import MAX_MESSAGE, Arrival, Parcel
-from ..protocol.server.request_limits import Quota
 from ..protocol.signatures import Audiences, client_statement, fingerprint, verify
 from .task_files import KEY, Stub
 
@@ -38,14 +38,6 @@ def copied(keys: Path | str, number: int | str) -> str:
         "the client makes another (`fedkseed certs request --key NEW`), and the server's owner takes it in (`fedkseed "
         f"certs add {keys} NEW.pub`)"
     )
-
-
-class RequestError(FedKSeedError):
-    """A request that is not answered, with its status of HTTP."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +275,8 @@ class Connections:
                 raise RequestError(404, "no task needs a file of this digest")
             return self._files[digest][0]
 
-    def answer(self, token: str, key: bytes, data: bytes) -> None:
-        """Take a client's reply to a task; a second one is not taken.
+    def owed(self, token: str, key: bytes) -> OfferedTask:
+        """The task to which a client owes a reply.
 
         Raises:
             RequestError: the session has ended, or the task is another client's, or over.
@@ -294,7 +286,18 @@ class Connections:
             task = self._tasks.get(key.hex())
             if task is None or task.client != client.number:
                 raise RequestError(410, "no client waits for this answer: the task is over, or another client's")
-            del self._tasks[key.hex()]
+            return task
+
+    def answer(self, token: str, key: bytes, data: bytes) -> None:
+        """Take a client's reply to a task; a second one is not taken.
+
+        Raises:
+            RequestError: the session has ended, or the task is another client's, or over.
+        """
+        task, client = self.owed(token, key), self.client(token)
+        with self._lock:
+            if self._tasks.pop(key.hex(), None) is not task:
+                raise RequestError(410, "another request has brought this answer")
             if client.task is task:
                 client.task = None
             self._arrivals[key.hex()] = Arrival(key.hex(), client.number, data)

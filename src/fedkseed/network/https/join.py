@@ -5,6 +5,8 @@ A `TaskAnswerer` answers its tasks: a worker with the model, a process of its ow
 it does nothing at all.
 """
 
+import json
+import re
 import secrets
 import shlex
 import ssl
@@ -15,7 +17,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import httpx
 from cryptography import x509
@@ -24,24 +26,27 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from ...errors import FedKSeedError
 from ...files import border, exclusive
 from ...weights.adapter import NAME as TUNED
+from ..http_client import DONE, AnswerError, BoundedClient, HttpAnswer
+from ..limits import REFUSAL
 from ..protocol.addresses import host_of
 from ..protocol.carrier import MAX_MESSAGE
 from ..protocol.client.recipe_consent import OwnerSettings
 from ..protocol.client.worker_process import GiveUp, ask_worker, finish_work, last_reason, socket_path, stop_worker
 from ..protocol.client_gain import GainFile
-from ..protocol.envelope import Code, RefusedError, Reply, Status, Task, printable
+from ..protocol.envelope import Code, RefusedError, Reply, Status, Task
 from ..protocol.signatures import certificate, fingerprint, private_key, proof_of
-from .app import http_client
 from .connections import copied
 from .task_files import LARGEST, Stub
 from .unreachable import Unreachable, reason_of
 from .way_out import proxy_at, through
 
 BEAT = 15.0  # seconds between two signs of life while the worker computes
-TIMEOUT = 60.0  # seconds for a request that does not wait
-CONNECT = 20.0  # seconds for a connection
+TIMEOUT = 60.0  # seconds between two signs of life of a server
+TOKEN = re.compile(r"[\w.~+/=-]{1,200}", re.ASCII)
 FIRST, LONGEST = 1.0, 60.0  # seconds before a server that did not answer is tried again: the first time, and at most
+MOST_WAIT = 3600.0  # seconds; serve's are 240
 OVER, ANOTHER = 410, 409  # status of a request for a task: the run has ended; another session of the key has begun
+NO_SERVER = 0, 404, 405  # statuses of answers that no server of fedkseed gives before it has begun a session
 SENT_AGAIN = "where clients get it, the same `fedkseed serve` sends it again"
 TAKEN_OVER = 3  # times that another process connects with the same key, until this one ends
 # Refusals that hold for a recipe as long as the settings of this client do: with none of its tasks answered, it ends.
@@ -125,7 +130,7 @@ class ServerSession:
     returns any refusal other than that of the session.
     """
 
-    http: httpx.Client
+    http: BoundedClient
     key: EllipticCurvePrivateKey
     ca: x509.Certificate
     token: str = ""
@@ -139,19 +144,21 @@ class ServerSession:
             SessionError: the server refuses it.
         """
         challenge = self.challenge()
-        proof = proof_of(self.key, self.ca, host_of(str(self.http.base_url)), challenge)
-        response = self.http.post("/v1/session", content=proof)
-        if response.status_code != 200:
-            said = printable(response.text)
-            if response.status_code == 401:  # to a challenge that has just come: a server of version 2 reads no name
+        proof = proof_of(self.key, self.ca, host_of(self.http.url), challenge)
+        answer = self._ask("POST", "/v1/session", REFUSAL, content=proof)
+        if answer.status != 200:
+            said = answer.text
+            if answer.status == 401:  # to a challenge that has just come: a server of version 2 reads no name
                 said += "; if it says so again, it is of an older release than this client"
-            raise SessionError(f"the server refuses this key: {said}", response.status_code)
-        try:
-            session = response.json()
-            self.token, self.wait = str(session["token"]), float(session["wait"])
-            return int(session["client"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise SessionError(f"the server begins a session in other words than this release knows: {error}") from None
+            raise SessionError(f"the server refuses this key: {said}", answer.status)
+        with suppress(ValueError, RecursionError):
+            match json.loads(answer.body):
+                case {"token": str(token), "wait": int() | float() as wait, "client": int(number)} if (
+                    TOKEN.fullmatch(token) and 0 <= wait <= MOST_WAIT and 0 <= number < 1 << 32
+                ):
+                    self.token, self.wait = token, float(wait)
+                    return number
+        raise SessionError(f"the server begins a session in other words than this release knows: {answer.text[:100]}")
 
     def challenge(self) -> bytes:
         """Bytes to be signed; whoever asks for them needs no key yet."""
@@ -161,7 +168,7 @@ class ServerSession:
     def next_task(self, after: bytes, waits: bool) -> Stub | None:
         """The task after the one of a key; None if there is none yet."""
         wait = self.wait if waits else 0.0
-        data = self._get(f"/v1/task?wait={wait:g}&after={after.hex()}", LARGEST, TIMEOUT + wait)
+        data = self._get(f"/v1/task?wait={wait:g}&after={after.hex()}", LARGEST, wait)
         return Stub.decode(data) if data else None
 
     def file(self, digest: bytes) -> bytes:
@@ -172,36 +179,33 @@ class ServerSession:
                 del self.files[oldest]
         return self.files[digest]
 
-    def send(self, key: bytes, reply: bytes) -> httpx.Response:
+    def send(self, key: bytes, reply: bytes) -> HttpAnswer:
         """Send the reply to a task, and return what the server says to it.
 
         Raises:
             SessionError: the session has ended.
         """
-        response = self.http.post(f"/v1/task/{key.hex()}", content=reply, headers=self._headers)
-        if response.status_code == 401:
-            raise SessionError("the session has ended")
-        return response
+        return self._ask("POST", f"/v1/task/{key.hex()}", 0, content=reply, headers=self._headers)
 
     @property
     def _headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.token}"} if self.token else {}
 
-    def _get(self, path: str, most: int, timeout: float = TIMEOUT, names_session: bool = True) -> bytes:
+    def _get(self, path: str, most: int, wait: float = 0.0, names_session: bool = True) -> bytes:
         """The body of an answer, of at most `most` bytes; empty for one without."""
-        headers, seconds = self._headers if names_session else {}, httpx.Timeout(timeout, connect=CONNECT)
-        data = bytearray()
-        with self.http.stream("GET", path, headers=headers, timeout=seconds) as answer:
-            for part in answer.iter_bytes():
-                data += part
-                if len(data) > most:
-                    raise SessionError(f"the server sends more than {most:,} bytes for {path}")
-            if answer.status_code == 401:
-                raise SessionError("the session has ended")
-            if answer.status_code not in (200, 204):
-                text = printable(bytes(data).decode(errors="replace"))
-                raise SessionError(f"the server refuses {path.partition('?')[0]}: {text}", answer.status_code)
-        return bytes(data)
+        answer = self._ask("GET", path, most, headers=self._headers if names_session else {}, wait=wait)
+        if answer.status not in DONE:
+            raise SessionError(f"the server refuses {path.partition('?')[0]}: {answer.text}", answer.status)
+        return answer.body
+
+    def _ask(self, method: str, path: str, most: int, **options: Any) -> HttpAnswer:
+        try:
+            answer = self.http.ask(method, path, most, **options)
+        except AnswerError as error:
+            raise SessionError(str(error)) from error
+        if answer.status == 401 and self.token:
+            raise SessionError("the session has ended", 401)
+        return answer
 
 
 class TaskInHand:
@@ -258,7 +262,7 @@ class HttpsClient:
             tls = ssl.create_default_context(cafile=str(ca))
         except (OSError, ssl.SSLError) as error:
             raise FedKSeedError(f"{ca} holds no certificate of an authority: {error}") from error
-        self.session = ServerSession(http_client(tls, TIMEOUT, 1, self.url), private, certificate(ca))
+        self.session = ServerSession(BoundedClient(tls, TIMEOUT, 1, self.url), private, certificate(ca))
         self.gain = GainFile(self.directory)
         self._connected = self._answered = self._over = False  # whether there was a session, an answer, a tuned model
         self._number = self._taken_over = 0  # as the server counts; times that another has connected with the key
@@ -343,7 +347,7 @@ class HttpsClient:
             )
         elif error.status == 421:
             reason = Unreachable(f"{self.url}: {error}", passes=False)
-        elif error.status in (404, 405):
+        elif error.status in NO_SERVER:
             reason = Unreachable(f"{self.url} is no server of fedkseed ({error}): mend the address", passes=False)
         else:
             reason = Unreachable(str(error))
@@ -352,7 +356,7 @@ class HttpsClient:
         return reason.text
 
     def _attend(self, say: Say) -> None:
-        """Answer tasks until the tuned model was kept, or the session ends."""
+        """HttpAnswer tasks until the tuned model was kept, or the session ends."""
         work: TaskInHand | None = None
         last = b""  # key of the last task of this session: one that was refused or late is not done again
         try:
@@ -399,15 +403,15 @@ class HttpsClient:
         """
         reply = Reply.decode(work.reply)
         self._over = reply.status is Status.DONE and work.task.keep
-        response = self.session.send(work.key, work.reply)
+        answer = self.session.send(work.key, work.reply)
         if self._over:
             say("the tuned model has come")
         elif reply.status is Status.DONE:
             self._answered, self._taken_over = True, 0
             size = f"{len(work.task.message):,} bytes down, {len(reply.message):,} up"
-            refusal = f"refused with {response.status_code} {printable(response.text)}"
+            refusal = f"refused with {answer.status} {answer.text}"
             ends = {204: f"answered, {size}", 410: "too late"}
-            say(f"{work}: {ends.get(response.status_code, refusal)}")
+            say(f"{work}: {ends.get(answer.status, refusal)}")
         elif reply.status is not Status.UNPREPARED:
             text = f"{work}: not answered ({reply.text}): {self.desk.reason()}"
             if reply.status is Status.REFUSED and work.task.keep:

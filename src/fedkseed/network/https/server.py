@@ -17,13 +17,14 @@ from ...recipe.schema import Recipe
 from ...run.loop import Result
 from ...run.progress import Progress
 from ...run.store import Store
+from ..http_server import Crowd, address_of, listen, serving
+from ..limits import Quota
 from ..protocol import certs
 from ..protocol.addresses import disk_of
 from ..protocol.networked_recipe import largest_request
-from ..protocol.server.request_limits import Quota
 from ..protocol.server.serving import serve
 from ..protocol.signatures import Audiences
-from .app import application, serving
+from .app import application
 from .browser_page import Page
 from .connections import Connections
 from .registered_keys import FOLDER, RekeyedError, keys_of_run
@@ -114,6 +115,8 @@ def listening(connections: Connections, address: Address, largest: int, keys: Pa
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.minimum_version = ssl.TLSVersion.TLSv1_2
         tls.load_cert_chain(keys / "server.pem", keys / "server.key")
-    app = application(connections, largest, Quota(address.strangers, 8 * address.strangers), address.page)
-    with serving(app, address.host, address.port, tls), closing(connections):
+    burst = 8 * address.strangers  # requests at once, and connections
+    app = application(connections, largest, Quota(address.strangers, burst), address.page)
+    crowd = Crowd(int(burst), address_of) if address.tls else None
+    with serving(app, listen(address.host, address.port), tls, crowd, not address.tls), closing(connections):
         yield

@@ -9,20 +9,21 @@ RUN are 16 digits of the run's digest; digests and names have 32 bytes. A refusa
 asks is known by the key of its TLS connection: others than the run's peers get no answer at all.
 """
 
+import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...errors import FedKSeedError
-from ..https.app import REFUSALS, read_body, serving
-from ..https.connections import RequestError
-from ..protocol.server.request_limits import Quota
+from ..http_server import Crowd, listen, read_body, serving
+from ..https.app import REFUSALS
+from ..limits import BURST, CONNECTIONS, WORK, Quota, RequestError
 from ..protocol.signatures import fingerprint
 from . import tls
 from .signed_upload import DIGEST, cut, framed, unframed
@@ -43,15 +44,10 @@ def serving_uploads(
     """Answer requests of the run's peers, and of nobody else, for the length of a `with` block."""
     numbers = {fingerprint(key): number for number, key in enumerate(store.rule.keys)}
 
-    class PeerProtocol(H11Protocol):
-        def connection_made(self, transport) -> None:
-            number = numbers.get(tls.fingerprint_shown(transport.get_extra_info("ssl_object")))
-            if number is None:
-                transport.abort()
-            self.app_state = {**self.app_state, "peer": number}
-            super().connection_made(transport)
+    def owner_of(transport: asyncio.BaseTransport) -> int | None:
+        return numbers.get(tls.fingerprint_shown(transport.get_extra_info("ssl_object")))
 
-    return serving(app, host, port, context, http=PeerProtocol, log_level="critical")
+    return serving(app, listen(host, port), context, Crowd(CONNECTIONS, owner_of))
 
 
 def application(store: UploadStore, open_round: Callable[[], int], most: int, heard: Callable[[], object]) -> Starlette:
@@ -61,16 +57,16 @@ def application(store: UploadStore, open_round: Callable[[], int], most: int, he
         most: bytes of the largest entry.
         heard: called when something new was given.
     """
-    quota = Quota(50, 400)
+    work, turns = Quota(WORK, BURST), defaultdict[int, asyncio.Lock](asyncio.Lock)
 
-    async def compare(request: Request) -> Response:
+    def compare(request: Request, body: bytes) -> Response:
         try:
             theirs = bytes.fromhex(request.query_params.get("digest", ""))
         except ValueError:
             raise RequestError(400, "a digest is written in hexadecimal digits") from None
         return Response(status_code=204) if theirs == store.digest() else Response(b"".join(store.digests()))
 
-    async def names(request: Request) -> Response:
+    def names(request: Request, body: bytes) -> Response:
         text = request.query_params.get("rounds", "")
         try:
             rounds = [int(part) for part in text.split(",")]
@@ -81,14 +77,12 @@ def application(store: UploadStore, open_round: Callable[[], int], most: int, he
         lists = [store.names(round_) for round_ in rounds]
         return Response(b"".join(len(some).to_bytes(4, "little") + b"".join(some) for some in lists))
 
-    async def want(request: Request) -> Response:
-        body = await read_body(request, BATCH * DIGEST)
+    def want(request: Request, body: bytes) -> Response:
         if len(body) % DIGEST:
             raise RequestError(400, f"names have {DIGEST} bytes each")
         return Response(framed(store.data(cut(body))))
 
-    async def give(request: Request) -> Response:
-        body = await read_body(request, BATCH * (most + 4))
+    def give(request: Request, body: bytes) -> Response:
         try:
             added, refused = store.add(unframed(body, BATCH), open_round())
         except FedKSeedError as error:
@@ -99,22 +93,24 @@ def application(store: UploadStore, open_round: Callable[[], int], most: int, he
             raise RequestError(422, refused[0])
         return Response(status_code=204)
 
-    def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def route(path: str, method: str, endpoint: Callable[[Request, bytes], Response], largest: int = 0) -> Route:
         async def answered(request: Request) -> Response:
-            if (number := getattr(request.state, "peer", None)) is None:
+            if (number := request.state.connection.owner) is None:
                 raise RequestError(403, "the key of this connection is no peer's of the run")
-            if not quota.takes(number):
-                raise RequestError(429, "too many requests of this peer: wait a little")
             if request.path_params["run"] != (run := store.rule.run[:PREFIX].hex()):
                 raise RequestError(409, f"this peer works on the run {run}: compare recipe, base model, keys and times")
-            return await endpoint(request)
+            async with turns[number]:  # one body at a time, and after what the last one has cost
+                await asyncio.sleep(work.wait(number))
+                body = await read_body(request.scope, request.receive, largest)
+                with work.charged(number):
+                    return endpoint(request, body)
 
-        return answered
+        return Route(f"/v1/{{run}}/{path}", answered, methods=[method])
 
     routes = [
-        Route("/v1/{run}/set", guarded(compare)),
-        Route("/v1/{run}/names", guarded(names)),
-        Route("/v1/{run}/want", guarded(want), methods=["POST"]),
-        Route("/v1/{run}/give", guarded(give), methods=["POST"]),
+        route("set", "GET", compare),
+        route("names", "GET", names),
+        route("want", "POST", want, BATCH * DIGEST),
+        route("give", "POST", give, BATCH * (most + 4)),
     ]
     return Starlette(routes=routes, exception_handlers=REFUSALS)

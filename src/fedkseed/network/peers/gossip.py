@@ -18,7 +18,7 @@ import httpx
 
 from ...errors import FedKSeedError
 from ...randomness import Purpose, generator
-from ..https.app import http_client
+from ..http_client import DONE, BoundedClient
 from ..https.unreachable import reason_of
 from ..https.way_out import proxy_at
 from ..protocol.envelope import printable
@@ -58,7 +58,7 @@ class PeerRequests:
     def __init__(self, rule: MergeRule, addresses: PeerAddresses, context: ssl.SSLContext, largest: int) -> None:
         self.addresses, self.largest, self.path = addresses, largest, path_of(rule.run)
         self.fingerprints = [fingerprint(key) for key in rule.keys]
-        self.http = http_client(context, TIMEOUT)
+        self.http = BoundedClient(context, TIMEOUT)
 
     def digests(self, number: int, digest: bytes) -> list[bytes] | None:
         """The digest of each round of a peer's set; None if that of its whole set is the given one."""
@@ -93,20 +93,18 @@ class PeerRequests:
 
     def _ask(self, number: int, method: str, path: str, most: int, body: bytes = b"") -> bytes | None:
         """The body of a peer's answer, of at most `most` bytes; None for one without."""
-        address, end, data = self.addresses.current().get(number), time.monotonic() + LONGEST, bytearray()
-        if address is None:
+        if (address := self.addresses.current().get(number)) is None:
             raise FedKSeedError("it has no address any more")
-        with self.http.stream(method, f"{address}{self.path}{path}", content=body or None) as answer:
-            connection = answer.extensions["network_stream"].get_extra_info("socket")
+
+        def check(connection: object) -> None:
             if tls.fingerprint_shown(connection) != self.fingerprints[number]:
                 raise FedKSeedError(f"{address} shows the key of somebody else; compare the peers' files")
-            for part in answer.iter_bytes():
-                data += part
-                if len(data) > most or time.monotonic() > end:
-                    raise FedKSeedError(f"its answer has more than {most:,} bytes, or took more than {LONGEST:g} s")
-            if answer.status_code not in (200, 204):
-                raise FedKSeedError(f"{answer.status_code} {bytes(data[:300]).decode(errors='replace')}")
-        return None if answer.status_code == 204 else bytes(data)
+
+        timed = {"seconds": LONGEST, "check": check}  # this thread asks one peer after the other
+        answer = self.http.ask(method, f"{address}{self.path}{path}", most, content=body or None, **timed)
+        if answer.status not in DONE:
+            raise FedKSeedError(f"{answer.status} {answer.text[:300]}")
+        return None if answer.status == 204 else answer.body
 
 
 def _batches(items: list[Item]) -> list[list[Item]]:

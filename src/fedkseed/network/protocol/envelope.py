@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from itertools import pairwise
 
-from ...errors import FedKSeedError
+from ...errors import FedKSeedError, without_controls
 
 MAGIC, VERSION = b"FKSt", 3  # 3: signatures name their audience
 HEAD = struct.Struct("<4sBB")
@@ -215,4 +215,4 @@ def recipe_digest(recipe: bytes) -> bytes:
 
 def printable(text: str) -> str:
     """A text of another party, on one line and without control characters."""
-    return "".join(c if c.isprintable() else " " for c in text)[:MAX_TEXT].strip()
+    return " ".join(without_controls(text[:MAX_TEXT]).split())

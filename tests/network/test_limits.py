@@ -1,9 +1,10 @@
 """Limits on what one key may ask, with a clock that stands until it is moved."""
 
+import time
 from dataclasses import dataclass
 
-from fedkseed.network.protocol.server import request_limits as guard
-from fedkseed.network.protocol.server.request_limits import Quota
+from fedkseed.network import limits
+from fedkseed.network.limits import Quota
 
 RATE, BURST = 10.0, 100
 
@@ -28,9 +29,24 @@ def test_a_key_may_ask_a_burst_at_once_and_then_at_the_rate():
 
 
 def test_made_up_keys_do_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(guard, "MOST", 10)
+    monkeypatch.setattr(limits, "MOST_KEYS", 10)
     quota = Quota(RATE, 1, Clock())
     assert all(quota.takes(number) for number in range(1000))
     assert len(quota._seen) == 10
     assert not quota.takes(999)
     assert quota.takes(5), "it was forgotten, and begins anew"
+
+
+def test_work_is_charged_to_whoever_asked_for_it_and_waits_for_its_quota():
+    clock = Clock()
+    quota = Quota(0.5, 0.02, clock)
+    with quota.charged("costly"):
+        end = time.thread_time() + 0.1
+        while time.thread_time() < end:
+            pass
+    with quota.charged("cheap"):
+        time.sleep(0.1)
+    assert 0.15 < quota.wait("costly") < 0.3
+    assert quota.wait("cheap") == 0
+    clock.now += 1
+    assert quota.wait("costly") == 0
