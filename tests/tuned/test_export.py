@@ -186,6 +186,9 @@ def test_a_modelfile_of_a_chat_template_leaves_out_what_the_tokenizer_adds(runs,
     refuses = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     tokenizer.chat_template = refuses + tokenizer.chat_template
     assert f'TEMPLATE """{asked}"""' in modelfile("a.gguf", tokenizer, Wording("chat"))
+    tokenizer.chat_template = '{{ \'"""\' }}' + tokenizer.chat_template
+    with pytest.raises(FedKSeedError, match="would end a Modelfile's text"):
+        modelfile("a.gguf", tokenizer, Wording("chat"))
 
 
 def test_programs_that_put_messages_to_an_exported_model_use_the_words_on_which_it_was_tuned(

@@ -3,9 +3,11 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard import metadata_load
 
@@ -59,8 +61,8 @@ def test_the_facts_are_those_of_the_run(run, tmp_path):
     assert adapter.tuned in text
     assert store.head(3).hex() in text
     for row in (
-        "| base model | `Tiny-Base` |",
-        "| data | `rows.jsonl` |",
+        "| base model | Tiny-Base |",
+        "| data | rows.jsonl |",
         "| rounds | 3 |",
         "| clients | 4, 2 a round at most |",
         f"| traffic of all rounds | {sum(r['bytes_total'] for r in store.reports()):,} bytes |",
@@ -106,6 +108,39 @@ def test_an_adapter_file_alone_has_a_card_of_what_it_knows(run, tmp_path):
     assert "| rounds | 3 |" in text
     assert "| data |" not in text
     assert "## Measured" not in text
+
+
+FORGED = "\n\n# Audited by\n<b>x</b> | [y](z) `\x1b[2J\u202e```\n---\n## Measured " + "e" * 5000
+
+
+@pytest.mark.parametrize("place", ["algorithm", "privacy", "rounds", "separator", "base", "licence", "file"])
+def test_texts_of_a_strangers_files_are_no_markup_of_the_card(place, run, base, tmp_path):
+    """Finding 13: an adapter wrote headings, "Audited by" and an epsilon of its own into the card."""
+    adapter = Adapter.load(run / "adapter.safetensors")
+    origin = {**adapter.provenance, "rounds": 3, "privacy": {"epsilon": 0.01, "delta": 1e-9, "unit": "client"}}
+    shutil.copytree(base, tmp_path / "Base")
+    if place == "privacy":
+        origin["privacy"]["unit"] = FORGED
+    elif place == "licence":
+        (tmp_path / "Base" / "README.md").write_text(f"---\nlicense: {json.dumps(FORGED)}\n---\n")
+    elif place != "base":
+        origin[place] = FORGED
+    file = tmp_path / ("a # <b> `c.safetensors" if place == "file" else "a.safetensors")
+    replace(adapter, provenance=origin, tuned=FORGED if place == "base" else None).save(file)
+    export(open_tuned(file, str(tmp_path / "Base")), tmp_path / "out", "fedkseed")
+    text = (tmp_path / "out" / "README.md").read_text()
+    front, body = text.removeprefix("---\n").split("\n---\n", 1)
+    assert "\x1b" not in text
+    assert "\u202e" not in body
+    assert yaml.safe_load(front)["tags"][0] == "fedkseed"
+    above, prompt = body.split("## Prompt")
+    fence = re.search("\n(`{3,})text\n", prompt)[1]
+    outside = above + prompt.split(fence)[0] + prompt.split(fence)[-1]
+    assert re.findall("(?m)^#.*", outside) == ["# Base, tuned by federated learning", "## Made by"]
+    words = re.sub(r"`adapter.safetensors`|(?m:^    .*)", "", outside)
+    assert not re.search(r"(?<!\\)[<`\[]", words)
+    assert len(body) < 8000
+    assert "as the adapter's file says" in above
 
 
 def test_a_run_that_can_not_be_read_is_exported_and_its_card_says_so(run, tmp_path):

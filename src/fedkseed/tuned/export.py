@@ -23,7 +23,7 @@ from .formats import require_format
 from .gguf import write_gguf, write_gguf_lora
 from .load import ADAPTER, CARD, TunedModel
 from .lora import WEIGHTS, Lora, as_lora, nearest_lora
-from .model_card import card
+from .model_card import card, plain
 from .read_back import Reference, probe, require_finite, require_same_model, require_same_tokenizer
 
 
@@ -127,7 +127,7 @@ def _write_peft(tuned: TunedModel, part: Path) -> list[str]:
         shutil.copyfile(tuned.adapters / WEIGHTS, part / WEIGHTS)
         about = adapter_config(tuned.adapters) | {"base_model_name_or_path": tuned.base or ""}
         (part / ADAPTERS).write_text(json.dumps(about, indent=2) + "\n")
-        content = f"adapters of the kind {about['peft_type']}"
+        content = f"adapters of the kind {plain(str(about['peft_type']))}"
     else:
         lora = _lora(tuned, model)
         lora.write(part, tuned.base or "")
@@ -190,5 +190,8 @@ def modelfile(file: str, tokenizer: Any, wording: Wording) -> str:
         prompts = [text.removeprefix(tokenizer.bos_token) for text in prompts]
     takes_system = system in prompt
     template = "{{{{ if .System }}}}{}{{{{ else }}}}{}{{{{ end }}}}".format(*prompts) if takes_system else prompts[1]
-    stops = "".join(f'PARAMETER stop "{tokenizer.decode([end])}"\n' for end in wording.ends(tokenizer))
+    ends = [tokenizer.decode([end]) for end in wording.ends(tokenizer)]
+    if '"""' in template or any(mark in end for end in ends for mark in '"\n'):
+        raise FedKSeedError("the prompt has three quotes, or an end of answers one, which would end a Modelfile's text")
+    stops = "".join(f'PARAMETER stop "{end}"\n' for end in ends)
     return f'FROM ./{file}\nTEMPLATE """{template}"""\n{stops}'

@@ -1,8 +1,10 @@
 """The card of a tuned model: a README.md with the front matter of Hugging Face, of facts that the run has kept.
 
-Files are named without their folders, and no row of the data is in it.
+Files are named without their folders, and no row of the data is in it. Texts may come from a stranger's file: none of
+them is Markdown or HTML of the card.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,9 @@ from .load import CARD, CARD_ENTRY, TunedModel
 TUNED = "This model was tuned with fedkseed on data of several clients, which stayed with them."
 UNKNOWN = "unknown"  # Hugging Face's word for a licence that is not known
 RELATIONS = {"hf": "finetune", "peft": "adapter", "gguf": "quantized", "lora-gguf": "adapter", "fedkseed": "adapter"}
+
+MARKUP = re.compile(r"[\\`*_{}\[\]<>#|&~]")  # of Markdown and HTML
+LONGEST = 200  # characters of a text in a card
 
 
 def card(tuned: TunedModel, tokenizer: Any, format_: str, command: str, dtype: str, notes: Sequence[str] = ()) -> str:
@@ -47,24 +52,41 @@ def card(tuned: TunedModel, tokenizer: Any, format_: str, command: str, dtype: s
     if was_tuned:
         title, opening = "tuned by federated learning", TUNED
     else:
-        title, opening = "in another format", f"It was made of `{shortened(str(tuned.path))}`, as it was found."
+        title, opening = "in another format", f"It was made of {plain(shortened(str(tuned.path)))}, as it was found."
     relation = RELATIONS[format_] if was_tuned else "quantized" if format_ == "gguf" else None
     origin: Any = {"license": licence(tuned.base or tuned.weights), "base_model": base, "base_model_relation": relation}
     tags = ["fedkseed", *(["federated-learning"] if was_tuned else []), format_]
     data = ModelCardData(**origin, library_name=LIBRARIES[format_], pipeline_tag="text-generation", tags=tags)
     data[CARD_ENTRY] = {**(tuned.wording.facts if tuned.worded else {}), "dtype": dtype}
-    facts = {"base model": f"`{base}`", **_facts(tuned), **unread, "licence of the base model": data["license"]}
+    facts = {"base model": base, **_facts(tuned), **unread, "licence of the base model": data["license"]}
     prompt = tuned.words(tokenizer).text(Example("INSTRUCTION", ""), tokenizer)
+    fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", prompt))])
     parts = [
         f"---\n{data.to_yaml()}\n---",
-        f"# {base.rpartition('/')[2]}, {title}",
+        f"# {plain(base.rpartition('/')[2])}, {title}",
         " ".join([opening, *notes]),
-        _table(("", ""), facts.items()),
+        _table(("", "as the adapter's file says" if was_tuned and tuned.store is None else ""), facts.items()),
         *_measured(tuned),
-        f"## Prompt\n\nfedkseed asks it so:\n\n```text\n{prompt}\n```",
-        f"## Made by\n\n    {command}\n\nfedkseed {__version__}",
+        f"## Prompt\n\nfedkseed asks it so:\n\n{fence}text\n{printable(prompt)}\n{fence}",
+        f"## Made by\n\n    {one_line(command)}\n\nfedkseed {__version__}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def plain(text: str) -> str:
+    """A text of a file or another party as words of Markdown: one line, not too long, its markup escaped."""
+    return MARKUP.sub(r"\\\g<0>", one_line(text))
+
+
+def one_line(text: str) -> str:
+    """A text in one line, which is not too long."""
+    text = printable(text).replace("\n", " ")
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def printable(text: str) -> str:
+    """A text without control characters and marks that turn the direction of writing."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
 
 
 def shortened(name: str) -> str:
@@ -94,32 +116,36 @@ def _facts(tuned: TunedModel) -> dict[str, str]:
     facts, adapter, store = dict[str, str](), tuned.adapter, tuned.store
     origin: Any = adapter.provenance if adapter is not None else {}
     rounds, privacy = origin.get("rounds"), origin.get("privacy")
+    rounds = rounds if isinstance(rounds, int) else None
     if adapter is not None:
-        facts["digest of the base model"] = f"`{adapter.base}`"
+        facts["digest of the base model"] = adapter.base
         unknown = "not known: its server had no model, or the run is not finished"
-        facts["digest of the tuned model"] = f"`{adapter.tuned}`" if adapter.tuned else unknown
+        facts["digest of the tuned model"] = adapter.tuned or unknown
         facts["algorithm"] = str(origin.get("algorithm", "unknown"))
     if store is not None:
         recipe, identity = store.load_recipe(), store.recall("identity") or {}
         rounds = store.rounds if rounds is None else rounds
-        facts.setdefault("digest of the base model", f"`{identity.get('a base model of digest', 'unknown')}`")
+        facts.setdefault("digest of the base model", str(identity.get("a base model of digest", "unknown")))
         facts.setdefault("algorithm", recipe.training.algorithm)
-        facts["data"] = f"`{shortened(recipe.data.source)}`"
+        facts["data"] = shortened(recipe.data.source)
         holdings, reports = store.recall("clients") or {}, store.reports()[:rounds]
         count = len(holdings.get("examples", ())) or recipe.clients.count
         most = max((len(report["clients"]) for report in reports), default=0)
         facts["clients"] = f"{count or 'unknown'}, {most} a round at most"
         facts["traffic of all rounds"] = f"{sum(report['bytes_total'] for report in reports):,} bytes"
-        facts["digest of the run"] = f"`{store.head(rounds).hex()}`"
+        facts["digest of the run"] = store.head(rounds).hex()
         privacy = privacy or promise(recipe, rounds).get("privacy")
     if rounds is not None:
         facts["rounds"] = tuned.remark or str(rounds)
     if privacy:
         simulated = "; simulated for a larger federation: no protection of these clients"
-        privacy = (
-            f"epsilon {privacy['epsilon']:.3g}, delta {privacy['delta']:g}, for one {privacy['unit']}"
-            f"{simulated if privacy.get('simulated') else ''}"
-        )
+        try:
+            privacy = (
+                f"epsilon {privacy['epsilon']:.3g}, delta {privacy['delta']:g}, for one {privacy['unit']}"
+                f"{simulated if privacy.get('simulated') else ''}"
+            )
+        except (AttributeError, KeyError, TypeError, ValueError):  # of a stranger's file
+            privacy = UNKNOWN
     return facts | {"differential privacy": privacy or "none"} if facts else {}
 
 
@@ -146,4 +172,4 @@ def _measured(tuned: TunedModel) -> list[str]:
 
 def _table(heads: Sequence[str], rows: Any) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(map(plain, line)) + " |" for line in lines)
