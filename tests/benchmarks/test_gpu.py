@@ -74,7 +74,7 @@ def test_a_section_that_raises_leaves_the_others_whole(tmp_path):
     assert status == 1
     said, _, whole = sections["step"]["trouble"].partition("\n")
     assert said.startswith(f"FedKSeedError: no model at {tmp_path / 'no.gguf'}")
-    assert "(load.py:" in said
+    assert "(place.py:" in said
     assert "Traceback" in whole
     assert said in (tmp_path / "a.md").read_text()
     assert all(row["vectors"] == row["passed"] > 0 for row in sections["vectors"]["rows"])

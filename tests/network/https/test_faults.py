@@ -135,11 +135,11 @@ def test_clients_with_another_model_type_or_version_are_refused_and_the_others_c
         assert server.wait(LATER) == 0
         assert who(federation) == [[0, 1], [0, 1]]
         for number in (2, 3):
-            assert f"round 1: client {number} refuses: model" in server.output
+            assert f"round 1: client {number} (client-{number}) refuses: model" in server.output
             log = (federation.state(number) / "worker.log").read_text()
             assert "the message is for a base model with digest" in log
         # The task is read before a worker is started.
-        assert "speaks version 2 of tasks, this one 9; install one release" in federation.programs[5].output
+        assert "speaks version 3 of tasks, this one 9; install one release" in federation.programs[5].output
 
 
 MARKS = {None: 1, "clients connect to port": 1, "all 3 clients are connected": 3, "local loss": 5}  # and how often
