@@ -191,6 +191,6 @@ def test_short_answers_are_answers(answer):
 def test_the_extra_for_sheets_is_named_where_it_is_missing(departments, monkeypatch):
     monkeypatch.setitem(sys.modules, "python_calamine", None)
     for path in ("it.xlsx", "it.ods"):
-        (departments / path).touch()
+        (departments / path).write_bytes(b"PK\0")
         with pytest.raises(FedKSeedError, match=r"it\.\w+ needs the extra `excel`: pip install 'fedkseed\[excel\]'"):
             read(departments / path)

@@ -316,7 +316,7 @@ def test_several_zstandard_frames_are_one_file(tmp_path):
 @pytest.mark.parametrize(("name", "package"), [("a.csv.zst", "pyarrow"), ("a.parquet", "datasets")])
 def test_without_the_extra_a_file_that_needs_it_is_refused_with_its_name(tmp_path, monkeypatch, name, package):
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    (tmp_path / name).touch()
+    (tmp_path / name).write_bytes(b"PAR1\x15" if name.endswith("parquet") else b"\x28\xb5\x2f\xfd")
     with pytest.raises(FedKSeedError, match=r"needs the extra `data`: pip install 'fedkseed\[data\]'"):
         found(tmp_path / name)
 

@@ -197,7 +197,7 @@ def test_folders_without_files_are_refused(tmp_path):
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
 def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, ending):
     path = tmp_path / f"bomb.{ending}"
-    with gzip.open(path, "wb", 1) if ending.endswith("gz") else path.open("wb") as file:
+    with gzip.GzipFile(path, "wb", 1) if ending.endswith("gz") else path.open("wb") as file:
         for _ in range(8):
             file.write(bytes(MAX_LINE))
     tracemalloc.start()

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import FedKSeedError, first_line, needs_extra
+from .first_bytes import LOOKED_AT, what_it_is
 from .layouts import KNOWN_NAMES, Columns, names_of, needed_columns, simplified
 from .spreadsheets import sheets_of
 from .text_encodings import REMEDY, decode, encoding_of, marked_encoding
 
 SAMPLES = ("dolly-sample", "intents")  # shipped with the package, as NAME.jsonl.gz
-TEXT_FORMATS = (".csv", ".tsv", ".json", ".jsonl")
+TABLES = (".csv", ".tsv")
+TEXT_FORMATS = (*TABLES, ".json", ".jsonl")
 PACKINGS = (".gz", ".zst")
 SHEETS = (".xlsx", ".xlsm", ".xls", ".ods")
 READABLE = "*.csv, *.tsv, *.json, *.jsonl, each plain, .gz or .zst, *.parquet, *.xlsx and *.ods"  # formats, for errors
@@ -89,8 +91,16 @@ def open_rows(source: str, columns: Columns | None = None, notes: list[str] | No
             return source, _table(source, "hub")
         others = f"a folder that `save_to_disk` wrote, or one of {', '.join(SAMPLES)}"
         raise FedKSeedError(f"no data file at {path}; give a file ({READABLE}), {others}")
-    if (formatted := format_of(path.name)) is None:
-        raise FedKSeedError(f"{path} is of a kind that is not read; give a file of {READABLE}")
+    formatted = format_of(path.name)
+    if not path.stat().st_size:
+        raise FedKSeedError(
+            f"the data file {path} can't be read: it is empty, and holds no examples; save or copy it again"
+        )
+    known = what_it_is(path, path.suffix.lower())
+    if formatted is None:
+        raise FedKSeedError(f"{path} is of a kind that is not read; give a file of {READABLE}{known and '; ' + known}")
+    if known:
+        raise FedKSeedError(f"the data file {path} can't be read: {known}")
     if formatted[0] == ".parquet":
         return str(path), _table(str(path), "Parquet")
     table = _Names(str(path), columns or {}, [] if notes is None else notes)
@@ -136,7 +146,7 @@ class _Unpacked:
 
     def __init__(self, path: Path, packing: str, file: Any, notes: list[str]) -> None:
         self.path, self._file, self._notes = path, file, notes
-        self.encoding = marked_encoding(file.peek(4096)[:4096])  # None: UTF-8 or a guess, by the text itself
+        self.encoding = marked_encoding(file.peek(LOOKED_AT)[:LOOKED_AT])  # None: UTF-8 or a guess, by the text itself
         if self.encoding in ("utf-16-le", "utf-16-be"):
             notes.append("read as UTF-16, of which it has no mark")
         self.row_bytes = 0  # of a row's lines so far, for formats whose rows can have several
@@ -211,8 +221,10 @@ def _unpacked_rows(path: Path, ending: str, packing: str, table: "_Names") -> Pl
     try:
         with _open(path, packing) as file:
             unpacked = _Unpacked(path, packing, file, table.notes)
-            begin = file.peek(4096).decode(unpacked.encoding or "utf-8-sig", errors="ignore")
-            if ending in (".csv", ".tsv"):
+            if packing and (known := what_it_is(path, ending, file.peek(LOOKED_AT))):
+                raise FedKSeedError(f"the data file {path} can't be read: {known}")
+            begin = file.peek(LOOKED_AT).decode(unpacked.encoding or "utf-8-sig", errors="ignore")
+            if ending in TABLES:
                 yield from _separated_values(unpacked, "\t" if ending == ".tsv" else SEPARATORS, table)
             elif begin.lstrip()[:1] == "[":
                 yield from _json_array(unpacked, unpacked.whole())

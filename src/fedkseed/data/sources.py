@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FedKSeedError
-from .file_formats import READABLE, SAMPLES, SHEETS, format_of, is_saved, open_rows
+from .file_formats import READABLE, SAMPLES, SHEETS, TABLES, format_of, is_saved, open_rows
+from .first_bytes import what_it_is
 from .layouts import AFTER, LAYOUTS, SKIPPED, Columns, Example, RowLayout, fit, is_placeholder, names_of, normalised
 
 FAULTS_SHOWN = 20  # faulty rows in an error; of more, their number
@@ -155,7 +156,7 @@ class Reader:
             file.add_fault(damage)
         if not file.columns and misfit is not None:
             layout, row, where = misfit
-            if (format_of(file.source) or [""])[0] in (".csv", ".tsv", *SHEETS) and any(map(ROW_CELL.fullmatch, row)):
+            if (format_of(file.source) or [""])[0] in (*TABLES, *SHEETS) and any(map(ROW_CELL.fullmatch, row)):
                 shown = ", ".join(f"{name:.40}" for name in row)
                 raise FedKSeedError(
                     f"{file.source}: the first line does not look like names of columns: {shown}. If it is a row, "
@@ -296,6 +297,7 @@ def _data_files(entry: Path, refusals: list[str]) -> list[Path]:
     refusals += [
         f"{file} is no data file that is read: {READABLE} are, and data of a client must not be left out in silence; "
         "convert it, or move it out of the folder"
+        + (f"; {known}" if file.is_file() and (known := what_it_is(file, file.suffix.lower())) else "")
         for file in others
     ]
     if not inside:
