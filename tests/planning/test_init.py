@@ -15,7 +15,16 @@ from fedkseed.models.load import load_tokenizer
 from fedkseed.network.protocol.client.policy import Policy
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.network.protocol.server.serving import begin
-from fedkseed.planning.init import RATES, DataSummary, draft, first_recipe, measured, summary, with_measured
+from fedkseed.planning.init import (
+    RATES,
+    DataSummary,
+    draft,
+    few_held_out,
+    first_recipe,
+    measured,
+    summary,
+    with_measured,
+)
 from fedkseed.planning.tune import Trial, Tuning
 from fedkseed.recipe.algorithms import ALGORITHMS, ONE, TWO
 from fedkseed.recipe.reading import changed, own_recipe, parse, tables
@@ -23,6 +32,7 @@ from fedkseed.recipe.rules import checked_algorithm
 from fedkseed.recipe.schema import NetworkTable
 from fedkseed.run.eps_ladder import Rung, Scalars
 from fedkseed.run.progress import Silent
+from fedkseed.run.setup import Stopwatch
 from fedkseed.run.store import Store
 
 from ..commands import documented, fedkseed, refused
@@ -171,7 +181,7 @@ def test_the_rate_that_is_measured_lowers_the_loss_of_the_whole_run(algorithm, d
     asked = {"task": None, "algorithm": algorithm, "clients": None}
     first = first_recipe(str(data_file), {}, str(model_folder), **asked)
     costs, tuning = measured(first, first.recipe, monotonic(), Silent())
-    assert (costs.step_seconds > 0, len(tuning.trials) > 2, tuning.spent) == (True, True, False)
+    assert (costs is not None and costs.step_seconds > 0, len(tuning.trials) > 2, tuning.spent) == (True, True, False)
     found, warning = with_measured(first.text, tuning)
     assert warning == ""
     (line,) = re.findall(r"(?m)^lr = .*$", found)
@@ -209,6 +219,53 @@ def test_the_line_of_the_rate_says_how_it_was_found(tuning, line, warned):
     assert ("--minutes 20" in warning) == warned
 
 
+@pytest.mark.parametrize("algorithm", ["fedkseed-backprop", "fedkseed-plus"])
+@pytest.mark.parametrize("late", ["loading", "the first step", "nothing"])
+def test_where_the_minute_is_over_no_more_is_measured(algorithm, late, data_file, model_folder, monkeypatch):
+    first = first_recipe(str(data_file), {}, str(model_folder), task=None, algorithm=algorithm, clients=4)
+    now, steps, tick = [100.0 * (late == "loading")], list[Stopwatch](), Stopwatch.tick
+
+    def timed(watch: Stopwatch) -> None:
+        tick(watch)
+        steps.append(watch)
+        now[0] += 100.0 * (late == "the first step")
+
+    monkeypatch.setattr(Stopwatch, "tick", timed)
+    costs, tuning = measured(first, first.recipe, 0.0, Silent(), lambda: now[0])
+    assert (costs is None) == (late == "loading")
+    assert (len(steps) > 1) == (late == "nothing")
+    assert len(steps) > 0 or late == "loading"
+    assert (tuning.spent, tuning.before, tuning.trials) == (True, [], []) or late == "nothing"
+    text, warning = with_measured(first.text, tuning)
+    assert (parse(loads(text)) == parse(loads(first.text))) or late == "nothing"
+    if late != "nothing":
+        assert "would have passed the minute: give `fedkseed tune RECIPE --minutes 20 --output NEW`" in warning
+
+
+def test_init_that_is_late_writes_a_recipe_and_names_the_commands_that_measure(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setattr("fedkseed.planning.init.SECONDS", 0.0)
+    path, parts = tmp_path / "r.toml", parts_of(tmp_path / "parts")
+    done = fedkseed("init", path, "--data", parts, "--model", model_folder, *NAMED)
+    assert done.exit_code == 0, done.output
+    assert "warning: lr = 6e-5 is not measured: " in done.output
+    assert f"`fedkseed run {path} --dry-run`" in done.output
+    assert parse(loads(path.read_text())).derivatives.lr == RATES["fedkseed-backprop"]
+
+
+@pytest.mark.parametrize("count", [20, 40, 99, 100, 200])
+def test_few_held_out_rows_are_a_warning_with_what_to_do(tmp_path, model_folder, count):
+    path = tmp_path / "a.csv"
+    path.write_text("question,answer\n" + "".join(f"q {k},a {k}\n" for k in range(count)))
+    first = first_recipe(str(path), {}, str(model_folder), task=None, algorithm="fedkseed-backprop", clients=2)
+    said = few_held_out(first, network=False)
+    assert bool(said) == (count < 95)
+    for line in said:
+        assert f"warning: {round(0.1 * count)} held-out rows show little" in line
+        share = re.findall(r"held_out = (\S+),", line)[0]
+        enough = first.text.replace("held_out = 0.1", f"held_out = {share}")
+        assert len(share_out(parse(loads(enough)), first.tokenizer).held_out) >= 10
+
+
 def test_the_eps_that_is_measured_stands_before_the_rate():
     rung = Rung(1e-3, 8.0, 0.1, 0.1, 0.01, 0.0)
     tuning = replace(tuning_of(Trial(1e-5, [2.0, 1.0])), scalars=Scalars([rung], 0.0, 4, 100.0, Estimate(1, 0)))
@@ -224,7 +281,8 @@ def test_a_recipe_for_a_network_is_served_as_it_is(one_file, tmp_path, model_fol
     done = fedkseed("init", path, "--data", *data, *asked)
     assert done.exit_code == 0, done.output
     assert f"serve it with: fedkseed serve {path} --certs KEYS" in done.output
-    assert "warning" not in done.output
+    assert done.output.count("warning") == 1
+    assert f"warning: {2 if one_file else 6} held-out rows show little of what a run gains: give 10 or " in done.output
     assert re.search(r"(?m)^lr = .* # measured: ", path.read_text())
     recipe = begin(path, (), tmp_path / "run")
     Policy().require(parse(tables(recipe_for_clients(recipe, 3))))

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkseed.evaluation.statistics import Estimate, Evaluation, Gain, paired_change
+from fedkseed.evaluation.statistics import FEWEST, Estimate, Evaluation, Gain, paired_change
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.report.page import page
-from fedkseed.report.verdict import FEWEST, RunVerdict, compared, without
+from fedkseed.report.verdict import RunVerdict, compared, without
 from fedkseed.run.start_and_resume import start
 from fedkseed.run.store import DIVERGED, GAINS, NOTES, STOPPED, Store
 

@@ -131,14 +131,14 @@ def init(
     name = model or _prompted("model", "a folder or .gguf file")
     begin = monotonic()
     from ..files import write_atomically
-    from ..planning.init import first_recipe, measured, with_measured
+    from ..planning.init import few_held_out, first_recipe, measured, with_measured
 
     settings = {"task": task, "algorithm": algorithm, "clients": clients, "network": network}
     note(f"reading {source} by the tokenizer of {name}")
     first = first_recipe(source, columns, name, **settings)
     from ..report.tables import print_forecast, tuning_table
 
-    text, recipe, costs, rate, warnings = first.text, first.recipe, None, None, list[str]()
+    text, recipe, costs, rate, warnings = first.text, first.recipe, None, None, few_held_out(first, network)
     for line in () if as_json else first.shares.notes:
         say(line)
     if network:
@@ -150,6 +150,8 @@ def init(
         rate = tuning_table(tuning)
         text, warning = with_measured(text, tuning)
         warnings += [warning] * bool(warning)
+        if costs is None:
+            warnings.append(f"warning: costs are not measured, either: `fedkseed run {output} --dry-run` does")
     write_atomically(output, text.encode(), 0o666)
     if as_json:
         notes = [*first.shares.notes, *warnings]
@@ -161,7 +163,7 @@ def init(
     for line in warnings:
         say(line)
     how = f"serve it with: fedkseed serve {output} --certs KEYS" if network else f"run it with: fedkseed run {output}"
-    say(f"wrote {output}; {how}")
+    say(f"wrote {output} in {monotonic() - begin:.0f} s; {how}")
 
 
 def resume(

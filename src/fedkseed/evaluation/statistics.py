@@ -35,6 +35,7 @@ TITLES = {"loss": "held-out loss", "rouge": "Rouge-L", "accuracy": "token accura
 BALANCED, FREQUENT = "balanced choice accuracy", "share of the most frequent choice"
 MOST_CLASSES = 8  # labels of a confusion matrix that is shown
 Answer: TypeAlias = Sequence[str]  # three texts: the instruction, the true response, the model's
+FEWEST = 10  # held-out rows: two standard errors of fewer say little
 SHOWN = 3  # answers that are kept, for people to read
 
 

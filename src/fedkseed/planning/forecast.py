@@ -1,5 +1,6 @@
 """The costs of a run before it is begun: from its data, its messages and a few measured local steps."""
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from ..data.federated import ClientShares
 from ..randomness import Purpose, generator
 from ..recipe.schema import Recipe
 from ..round import Round, answer
+from ..run.eps_ladder import Clock
 from ..run.loop import peak_memory
 from ..run.progress import Progress
 from ..run.setup import Stopwatch
@@ -60,16 +62,21 @@ def forecast(recipe: Recipe, progress: Progress | None = None) -> Forecast:
     return forecast_of(Simulation(recipe.absolute(), progress))
 
 
-def forecast_of(simulation: Simulation) -> Forecast:
-    """The costs of a run by its simulation, which is then as it was; see `forecast`."""
+def forecast_of(simulation: Simulation, until: float = math.inf, clock: Clock = time.monotonic) -> Forecast:
+    """The costs of a run by its simulation, which is then as it was; see `forecast`.
+
+    Args:
+        until: time, by `clock`, after which no further step is begun; the slowest client's first then stands for all.
+    """
     recipe, shares = simulation.recipe, simulation.shares
     cohort, every = simulation.cohort(0), recipe.evaluation.every
     down, up = _bytes(simulation, cohort)
     evaluation_seconds = _evaluation_seconds(simulation)
     lengths = [fmean(len(example.tokens) for example in share) for share in shares.clients]
     slowest, quickest = lengths.index(max(lengths)), lengths.index(min(lengths))
-    most = _step_seconds(simulation, slowest)
-    least = most if lengths[quickest] == lengths[slowest] else min(most, _step_seconds(simulation, quickest))
+    most = least = _step_seconds(simulation, slowest, until, clock)
+    if lengths[quickest] < lengths[slowest] and clock() < until:
+        least = min(most, _step_seconds(simulation, quickest, until, clock))
     # a step of a client between them: by the length of its examples
     seconds = np.interp(lengths, [lengths[quickest], lengths[slowest]], [least, most])
     counts = [simulation.steps(number) for number in range(len(lengths))]
@@ -120,9 +127,9 @@ def sample_upload(simulation: Simulation, round_: int, number: int) -> Any:
     return simulation.strategy.client.example(round_, number, client.examples, client.graph is not None, rng)
 
 
-def _step_seconds(simulation: Simulation, number: int) -> float:
+def _step_seconds(simulation: Simulation, number: int, until: float, clock: Clock) -> float:
     """The median time of a local step after the first; a single step is measured with the sync before it."""
-    strategy, watch, begin = simulation.strategy, _FewSteps(), time.perf_counter()
+    strategy, watch, begin = simulation.strategy, _FewSteps(until=until, clock=clock), time.perf_counter()
     cohort = simulation.cohort(0)
     members = cohort if number in cohort else [number, *cohort[1:]]
     messages = Round.begin(strategy, strategy.server.init(), members).whole
@@ -135,12 +142,16 @@ class _EnoughStepsError(Exception):
     """The end of a client's steps, once enough are measured."""
 
 
+@dataclass(kw_only=True)
 class _FewSteps(Stopwatch):
-    """A stopwatch that ends what it measures."""
+    """A stopwatch that ends what it measures, after some steps or at a point of time."""
+
+    until: float
+    clock: Clock
 
     def tick(self) -> None:
         super().tick()
-        if len(self.steps) >= STEPS_MEASURED:
+        if len(self.steps) >= STEPS_MEASURED or self.clock() >= self.until:
             raise _EnoughStepsError
 
 

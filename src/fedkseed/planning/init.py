@@ -1,6 +1,7 @@
 """A first recipe for a user's data: the data is looked at, and every value that is written has its reason beside it."""
 
 import datetime
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from ..data.layouts import CONVERSATIONS, LAYOUTS, Columns, names_of, normalised
 from ..data.sources import DataFile, Reader, counted, doubt_of, require_columns
 from ..data.split import DEFAULT_CATEGORY, is_folder, rows_of
 from ..errors import FedKSeedError
+from ..evaluation.statistics import FEWEST
 from ..models.place import require_there
 from ..recipe.algorithms import ONE, OUTPUT, TWO, algorithm_of
 from ..recipe.reading import parse
@@ -28,11 +30,12 @@ from ..recipe.schema import ClientsTable, DataTable, ModelTable, Recipe, Trainin
 from ..run.progress import Progress
 
 if TYPE_CHECKING:  # rows are looked at before PyTorch is loaded
+    from ..run.eps_ladder import Clock
     from .forecast import Forecast
     from .tune import Tuning
 
 TASKS = ("answers", "labels")
-SECONDS, LEAST = 55.0, 20.0  # of `init` in all, and of the search of a rate, which a slow machine begins late
+SECONDS = 55.0  # of `init` in all
 MAX_LABELS = 32  # different responses, up to which they are taken for labels; the metric `choice` takes no more
 MAX_CLIENTS, ROWS_A_CLIENT = 20, 20  # the most clients of a draft, and the rows that each has on average, at least
 TOKEN_STEP = 32  # max_tokens is a multiple of this
@@ -335,11 +338,23 @@ def _training(algorithm: str) -> list[str]:
     ]
 
 
-def measured(first: FirstRecipe, recipe: Recipe, begin: float, progress: Progress) -> "tuple[Forecast, Tuning]":
-    """The costs of a run, and the rate that is measured until SECONDS after `begin`, by a model that is loaded once.
+def few_held_out(first: FirstRecipe, network: bool) -> list[str]:
+    """A warning where the held-out rows are too few to show what a run gains."""
+    count, rows = len(first.shares.held_out), first.data.rows
+    if count >= FEWEST:
+        return []
+    more = "" if network else f"set [data] held_out = {min(0.5, math.ceil(100 * FEWEST / rows) / 100):g}, or "
+    return [f"warning: {count} held-out rows show little of what a run gains: {more}give {FEWEST} or more of them"]
+
+
+def measured(
+    first: FirstRecipe, recipe: Recipe, begin: float, progress: Progress, clock: "Clock" = monotonic
+) -> "tuple[Forecast | None, Tuning]":
+    """The costs of a run, and the rate, by a model that is loaded once: what is measured until SECONDS after `begin`.
 
     Args:
         recipe: that of `first`, or one that differs in settings of training.
+        begin: of the minute, by `clock`. Loading can't be ended early; after it is late, there are no costs.
 
     Raises:
         FedKSeedError: the recipe can't be run, or the base model's losses are not finite.
@@ -348,11 +363,16 @@ def measured(first: FirstRecipe, recipe: Recipe, begin: float, progress: Progres
     from .forecast import forecast_of
     from .tune import search
 
-    loaded = {"shares": first.shares, "tokenizer": first.tokenizer}
+    loaded, until = {"shares": first.shares, "tokenizer": first.tokenizer}, begin + SECONDS
     with closing(Simulation(recipe.absolute(), progress, **loaded)) as simulation:
-        costs = forecast_of(simulation)
-        until = max(begin + SECONDS, monotonic() + LEAST)
-        return costs, search(recipe, simulation, until, step_seconds=costs.step_seconds)
+        costs, now = None, clock()
+        if now < until:
+            progress.note(f"loaded {now - begin:.0f} s after the start; measuring a few steps")
+            costs = forecast_of(simulation, (now + until) / 2, clock)
+            left = until - clock()
+            rates = f"trying learning rates for {left:.0f} s" if left > 0 else "no time is left to try learning rates"
+            progress.note(f"a step takes {costs.step_seconds:.2g} s; {rates}")
+        return costs, search(recipe, simulation, until, step_seconds=costs and costs.step_seconds, clock=clock)
 
 
 def with_measured(text: str, tuning: "Tuning") -> tuple[str, str]:

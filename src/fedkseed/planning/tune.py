@@ -179,7 +179,9 @@ def search(
     """
     training, cohort = recipe.training, simulation.cohort(0)
     usual = (derives(recipe) and recipe.derivatives.steps) or training.steps
-    tuning = Tuning(recipe, cohort, steps or min(usual, max(1, TRIAL_STEPS // len(cohort))))
+    tuning = Tuning(recipe, cohort, steps or min(usual, max(1, TRIAL_STEPS // len(cohort))), spent=clock() >= until)
+    if tuning.spent:
+        return tuning
     if not algorithm_of(training.algorithm).differentiates:
         scalars = tuning.scalars = measure(simulation, (clock() + until) / 2, clock)
         size = scalars.best.scalar if training.wire == "sign" else 1.0

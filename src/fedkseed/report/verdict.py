@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..data.held_out import FEWEST
 from ..evaluation import statistics as stats
-from ..evaluation.statistics import Estimate, Evaluation, Gain
+from ..evaluation.statistics import FEWEST, Estimate, Evaluation, Gain
 from ..run.best_round import diverged, lowers_loss
 from ..run.store import GAINS, NOTES, STOPPED, Store
 
