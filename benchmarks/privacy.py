@@ -361,7 +361,7 @@ def sums(
         secure = masked(KSeed.make(replace(settings, secure=masking, noise=noise)))
         total = unmasked(secure, changes)
         masks: Masks = cast("Any", secure.aggregator).masks
-        variance = (masks.variance(count) + 1 / 6) * count * masks.grid.step**2  # of noise, and of rounding
+        variance = count * masks.grid.step**2 * (masks.variance(count, listed=True) + 1 / 6)  # of noise, and rounding
         yield "masked" + ("" if epsilon is None else f", epsilon {epsilon:g}"), total, variance
         if noise is not None:
             noisy = noised(strategy, noise)
@@ -382,7 +382,7 @@ def unmasked(secure: Strategy[State], changes: Sequence[Floats]) -> Floats:
     roster, accumulator = masks.roster(message, b""), aggregator.start(before, dict.fromkeys(range(count), message))
     for client, change in enumerate(changes):
         codes = masks.grid.coded(change, 0, client)
-        if variance := masks.variance(count):
+        if variance := masks.variance(count, listed=True):
             codes = codes + members[client].noise(roster, variance, codes)
         upload = members[client].masked(secure.run, roster, codes, masks.width(count))
         aggregator.add_(accumulator, upload)

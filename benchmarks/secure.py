@@ -60,7 +60,7 @@ def round_of(clients: int, shared: bool, neighbours: int | None, epsilon: float 
     masks: Masks = aggregator.masks
     message = decode(Round.begin(strategy, state, range(clients)).whole[0], Secured)
     roster = masks.roster(message, b"")
-    width, variance, took, uploads = masks.width(clients), masks.variance(clients), 0.0, []
+    width, variance, took, uploads = masks.width(clients), masks.variance(clients, listed=True), 0.0, []
     for number in range(max(clients // 10, clients > 3), clients):
         change = rng.normal(size=masks.grid.size) / masks.grid.size
         begin = time.process_time()

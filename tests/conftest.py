@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from secrets import token_hex
 from tomllib import loads
 
 import numpy as np
@@ -96,6 +97,19 @@ def rows() -> list[dict[str, str]]:
                     }
                 )
     return made
+
+
+@pytest.fixture(scope="session", autouse=True)
+def of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The account of privacy is the user's, and not of whoever runs the tests, also in processes that tests start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def of_this_test(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state" / token_hex(8)))
 
 
 @pytest.fixture(scope="session")

@@ -122,7 +122,7 @@ def test_a_client_of_long_rows_alone_has_an_error_with_its_file(recipe_for, plai
         share_out(load_recipe(recipe_for("plain", questions(12, long=range(12)))), plain)
     said = list[str]()
     some = load_recipe(recipe_for("plain", questions(12, long=[1, 2, 3]), held_out='held_out = "none"'))
-    examples, _ = own_share(some, plain, said.append)
+    examples, *_ = own_share(some, plain, said.append)
     assert len(examples) == 9
     assert said[1].startswith("warning: 3 of 12 training rows (25 %) over 256 tokens ([data] max_tokens) left out")
 

@@ -416,7 +416,7 @@ def test_a_client_keeps_back_the_same_rows_whatever_the_recipe_and_whatever_rows
     def own(many, kept_back, **changes):
         (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in many))
         asked = recipe(tmp_path, model_folder, tmp_path / "a.jsonl", examples='examples = "all"', **changes)
-        trained, unseen = own_share(asked, tokenizer, kept_back=kept_back)
+        trained, unseen, _ = own_share(asked, tokenizer, kept_back=kept_back)
         return [e.example for e in trained], [e.example for e in unseen.examples]
 
     trained, unseen = own(rows(), 0.5)
@@ -437,10 +437,10 @@ def test_a_client_keeps_back_the_same_rows_whatever_the_recipe_and_whatever_rows
 def test_a_client_with_its_own_file_has_its_conversations_and_packed_texts(tmp_path, model_folder, tokenizer):
     source, limit = departments(tmp_path / "departments"), {"max_tokens": "max_tokens = 400"}
     said = list[str]()
-    talks, _ = own_share(recipe(tmp_path, model_folder, source / "it.jsonl", **limit), tokenizer, said.append)
+    talks, *_ = own_share(recipe(tmp_path, model_folder, source / "it.jsonl", **limit), tokenizer, said.append)
     assert said == ["it.jsonl: 10 rows as conversations"]
     assert [len(e.counted) for e in talks] == [2] * 10
-    texts, _ = own_share(recipe(tmp_path, model_folder, source / "legal.parquet", **limit), tokenizer)
+    texts, *_ = own_share(recipe(tmp_path, model_folder, source / "legal.parquet", **limit), tokenizer)
     expected = "".join(f"{row['response']}<end>" for row in rows()[20:32])
     assert "".join(tokenizer.decode(e.tokens) for e in texts) == expected
 

@@ -1,21 +1,28 @@
 """FedKSeed with masked uploads: the model of a clear sum, from messages that show nothing else."""
 
+import math
 from contextlib import closing
 from dataclasses import replace
 
+import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.pld import PLDAccountant
 
 from fedkseed import FedKSeedError, Pool, Run, Simulation, decode, encode
 from fedkseed.local.work import LocalWork
 from fedkseed.randomness import EVERYONE, draw_directions
 from fedkseed.round import Round, run_round
+from fedkseed.secure import member, noise
+from fedkseed.secure.accounting import noise_for
+from fedkseed.secure.grid import Grid
 from fedkseed.strategies.kseed import KSeed
-from fedkseed.strategies.masked import masked, simulated_key
-from fedkseed.strategy import Masking, Settings
+from fedkseed.strategies.masked import Masks, masked, simulated_key
+from fedkseed.strategy import Masking, Noise, Settings
 from fedkseed.wire.records import Masked, Secured, Shares, Survivors
 
 MASKS = "[secure]\nnorm = 0.1\n"
+EPSILON, DELTA, TIMES = 2.0, 1e-6, 10
 
 
 def clear(simulation: Simulation, state, there):
@@ -132,6 +139,78 @@ def test_ten_clients_send_seven_kilobytes():
     both = [masked(KSeed.make(replace(settings, shared=shared))) for shared in (False, True)]
     sizes = [len(encode(one.client.example(0, 1, 1, False, np.random.default_rng(0)))) for one in both]
     assert sizes == [6921, 1161]
+
+
+def noisy(
+    colluding: float = 0.0, multiplier: float | None = None, bits: int = 8, neighbours: int | None = None
+) -> Masks:
+    """The masks of a run whose policy allows EPSILON for TIMES rounds."""
+    noise = Noise(multiplier or noise_for(EPSILON, DELTA, TIMES), colluding=colluding)
+    settings = Settings(Run(Pool(1, 64), bytes(32)), LocalWork(rounds=1, steps=1), noise=noise)
+    return Masks(settings, Masking(1.0, bits, neighbours), Grid(1.0, bits, 64, 1))
+
+
+def true_epsilon(masks: Masks, variance: float) -> float:
+    """ε by dp-accounting of TIMES answers that this noise alone hides."""
+    return dp_accounting.get_epsilon_gaussian(math.sqrt(variance / TIMES) / masks.grid.sensitivity, DELTA)
+
+
+@pytest.mark.parametrize("colluding", [0.0, 0.2, 0.49])
+def test_invented_clients_do_not_raise_epsilon(colluding):
+    """The attack: a list of clients whose keys are the server's, but for one; it was 652 in place of 2 of 10,000."""
+    masks = noisy(colluding)
+    for variance in {masks.variance(clients, listed=False) for clients in range(2, 10_001)}:
+        assert true_epsilon(masks, variance) <= EPSILON * (1 + 1e-9)
+    accountant = PLDAccountant()
+    event = dp_accounting.GaussianDpEvent(math.sqrt(masks.variance(10, listed=False)) / masks.grid.sensitivity)
+    accountant.compose(dp_accounting.SelfComposedDpEvent(event, TIMES))
+    assert accountant.get_epsilon(DELTA) == pytest.approx(EPSILON, abs=1e-3)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_client_adds_noise_enough_for_what_its_owner_can_verify(simulation, monkeypatch, listed):
+    own, added = simulation(MASKS + "[privacy]\nepsilon = 2.0\ndelta = 1e-6\n"), []
+    monkeypatch.setattr(member, "discrete_gaussian", lambda *of: added.append(of) or noise.discrete_gaussian(*of))
+    strategy, masks = own.strategy, own.strategy.aggregator.masks
+    client = own.client(1)
+    if not listed:
+        client = replace(client, member=replace(client.member, members=None))
+    strategy.client.train(decode(Round.begin(strategy, strategy.server.init(), range(4)).whole[1], Secured), client)
+    ((variance, *_),) = added
+    times, honest = own.recipe.privacy.times, 3 if listed else 1  # of four, all sums have three clients
+    found = dp_accounting.get_epsilon_gaussian(math.sqrt(honest * variance / times) / masks.grid.sensitivity, 1e-6)
+    assert 1.999 < found <= 2.0 * (1 + 1e-9)
+
+
+def test_listed_clients_share_the_noise_of_the_smallest_sum_that_lies_give():
+    """Of 10 clients 6, of 100 51, and with three of ten on the server's side two others: docs/privacy.md."""
+    for clients, colluding, honest in [
+        (10, 0.0, 6),
+        (21, 0.0, 11),
+        (100, 0.0, 51),
+        (10, 0.3, 2),
+        (10, 0.4, 1),
+        (3, 0.0, 2),
+    ]:
+        masks = noisy(colluding)
+        assert masks.variance(clients, listed=True) == -(-masks.variance(2, listed=False) // honest)
+    # Where not all share masks with all, helpers may stand around one client.
+    assert noisy(0.1).variance(100, listed=True) == noisy(0.1).variance(100, listed=False)
+    assert noisy(0.1, neighbours=254).variance(100, listed=True) < noisy(0.1).variance(100, listed=False)
+
+
+@pytest.mark.parametrize(("multiplier", "colluding"), [(1e-3, 0.0), (None, 0.4)])
+def test_other_noise_shares_no_mask(multiplier, colluding):
+    """The attack: one client counts on the noise of others, which are sent a recipe that asks for less."""
+    message = Secured(noisy().settings.run, 0, np.arange(4, dtype=np.uint32), np.zeros((4, 32), np.uint8), b"")
+    one, same, other = (of.roster(message, b"run") for of in (noisy(), noisy(), noisy(colluding, multiplier)))
+    assert one.context == same.context != other.context
+
+
+def test_sums_that_no_masked_number_holds_are_refused_before_training():
+    assert noisy().width(10_000) == 23
+    with pytest.raises(FedKSeedError, match=r"masked numbers of 10000 clients and their noise need 33 bits, 32 go"):
+        noisy(multiplier=60.0, bits=16).width(10_000)
 
 
 @pytest.mark.parametrize(

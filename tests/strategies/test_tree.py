@@ -120,7 +120,7 @@ def test_what_clients_of_a_shard_could_not_have_sent_is_refused(parts, message):
 
 @given(st.integers(0, 2**32), st.booleans(), st.sampled_from(["exact", "sign"]), st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_a_shard_cannot_put_all_scalars_of_its_clients_on_few_directions(seed, shared, wire, pro):
+def test_a_shards_counts_are_within_its_draws(seed, shared, wire, pro):
     """The attack: 9 counts, or some of them, moved to directions that the public draws have less often."""
     rng, inner = np.random.default_rng(seed), server(derivatives=None, wire=wire, shared=shared, importance=pro)
     start, one = inner.server.init(), 1.0 if wire == "sign" else 100.0

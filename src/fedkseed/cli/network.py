@@ -195,7 +195,7 @@ def join(
         Path | None,
         Option(
             help="The public lines of all clients, from `fedkseed certs members`: uploads are masked for these keys "
-            "alone. Without it the server's word is taken."
+            "alone, and their noise counts. Without it the server's word is taken, and no noise but this client's."
         ),
     ] = None,
     device: Device = "auto",

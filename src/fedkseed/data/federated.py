@@ -134,8 +134,8 @@ def share_out(recipe: Recipe, tokenizer: Any, show: Note = lambda line: None) ->
 
 def own_share(
     recipe: Recipe, tokenizer: Any, note: Note = lambda line: None, kept_back: float = 0.0
-) -> tuple[list[Encoded], HeldOut]:
-    """Training examples of a client with its own file, and some of those that it never trains on.
+) -> tuple[list[Encoded], HeldOut, list[Example]]:
+    """Training examples of a client with its own file, some of those that it never trains on, and the first ones' rows.
 
     Without the second, of which there are [evaluation] examples at most, the first are those that `split = "files"`
     gives the client of that file.
@@ -165,7 +165,8 @@ def own_share(
             + _what_is_left_out(encoder.remarks(training, len(trained), "training rows"))
         )
     most = None if recipe.evaluation.examples == "all" else recipe.evaluation.examples
-    return training.examples, held_out_of(unseen.examples[:most], file.examples, encoder)
+    unseen_set = held_out_of(unseen.examples[:most], file.examples, encoder)
+    return training.examples, unseen_set, [row.example for row in trained]
 
 
 def own_held_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> tuple[HeldOut, dict[str, HeldOut]]:

@@ -247,7 +247,9 @@ def members_of(recipe: Recipe, count: int, secret: bytes = b"") -> "dict[int, Ma
     from ..strategies.masked import MaskingClient, simulated_key
 
     seed = int.from_bytes(secret, "little") if secret else recipe.seed
-    return {number: MaskingClient(number, simulated_key(seed, number)) for number in range(count)}
+    members = {number: MaskingClient(number, simulated_key(seed, number)) for number in range(count)}
+    keys = {number: member.public for number, member in members.items()}
+    return {number: replace(member, members=keys) for number, member in members.items()}  # as clients with --members
 
 
 def _prepare(recipe: Recipe, shares: ClientShares, secret: bytes) -> Answer:

@@ -5,7 +5,7 @@ another process of it, gives the same ones.
 """
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ class MaskingClient:
         run: name of the run, see `MaskRoster`.
         once: notes a value for a leg of a round, and raises `FedKSeedError` if another one stands there.
         allow: raises `FedKSeedError` for an upload that must not be sent, which it is shown before it is masked.
-        require: raises `FedKSeedError` for a public key that is not that of the client of a number; None: any will do.
+        members: the public keys that the client's owner lists, by number; None: the server's word is taken.
     """
 
     number: int
@@ -52,7 +52,7 @@ class MaskingClient:
     run: bytes = b""
     once: Callable[[int, str, bytes], None] = field(default_factory=_in_this_process)
     allow: Callable[[Any], None] = lambda upload: None
-    require: Callable[[int, bytes], None] | None = None
+    members: Mapping[int, bytes] | None = None
 
     @property
     def key(self) -> X25519PrivateKey:
@@ -70,9 +70,13 @@ class MaskingClient:
             raise FedKSeedError(f"client {self.number} is not in this round with its own key")
         for other in roster.others(place):
             require_usable(roster.key(other))
-        if self.require is not None:
-            for number, key in zip(roster.members.tolist(), roster.keys, strict=True):
-                self.require(number, key.tobytes())
+        for number, key in zip(roster.members.tolist(), roster.keys, strict=True):
+            if self.members is not None and self.members.get(number) != key.tobytes():
+                known = self.members[number].hex() if number in self.members else "none"
+                raise FedKSeedError(
+                    f"the server says that client {number} has the key {key.tobytes().hex()} for masks, and this "
+                    f"client's list of members has {known}: with keys of its own the server could take masks off"
+                )
         return place
 
     def masked(self, run: Run, roster: MaskRoster, numbers: NDArray[np.int64], width: int) -> Masked:

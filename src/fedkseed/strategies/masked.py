@@ -23,7 +23,7 @@ from ..secure.member import MaskingClient
 from ..secure.server import requests, require_shares, require_upload, unmasked
 from ..strategy import ClientPart, Masking, SecondLeg, Settings, Strategy
 from ..wire.codec import decode
-from ..wire.records import KEY, Broadcast, Masked, Secured, Shares, Survivors, Upload
+from ..wire.records import KEY, WIDEST, Broadcast, Masked, Secured, Shares, Survivors, Upload
 from .checks import Arrivals, KeptUploads
 from .kseed import KSeed, State
 from .uploads import KSeedUpload, along_all, change_of, change_of_probes
@@ -68,27 +68,54 @@ class Masks:
     def roster(self, message: Secured | Survivors, name: bytes) -> MaskRoster:
         """The clients of a round, as either of its messages to them says.
 
+        Clients that were sent other noise in their recipes, on which one that lists them would count in vain, share no
+        mask.
+
         Args:
             name: of the run, as this party knows it.
         """
+        if (noise := self.settings.noise) is not None:
+            n = message.members.size
+            name += b"\nnoise %d %d" % (self.variance(n, listed=False), int(noise.colluding * n))
         broadcast = message.broadcast if isinstance(message, Survivors) else hashlib.sha256(message.broadcast).digest()
         return MaskRoster(name, message.round, message.members, message.keys, broadcast, self.secure.neighbours)
 
-    def variance(self, clients: int) -> int:
-        """The variance σ² of the noise that each of a round's clients adds to each of its whole numbers; 0: none.
+    def variance(self, clients: int, listed: bool) -> int:
+        """The variance σ² of the noise that one of a round's clients adds to each of its whole numbers; 0: none.
 
-        The noise of more than half of the clients is enough: a sum of fewer is not to be had, even by a server that
-        names other survivors to some clients than to others (docs/privacy.md). Those that tell the server their own
-        noise are not counted on.
+        Args:
+            listed: whether the client's owner lists the keys of all of them. Else the server may have made up the
+                others, and the client's own noise alone hides it.
         """
         if (noise := self.settings.noise) is None:
             return 0
-        honest = clients // 2 + 1 - int(noise.colluding * clients)
-        return math.ceil((noise.multiplier * self.grid.sensitivity) ** 2 / max(1, honest))
+        honest = self._honest(clients, noise.colluding) if listed else 1
+        return math.ceil((noise.multiplier * self.grid.sensitivity) ** 2 / honest)
+
+    def _honest(self, clients: int, colluding: float) -> int:
+        """The least number of honest clients in a sum that a server gets which lies about survivors.
+
+        Of n clients c work with it, e give a secret. Each honest one believes at most n − e gone, and e − c of them
+        must believe that a client is gone to leave it out, so at most (n − c)(n − e) / (e − c) are
+        (docs/privacy.md, "Two legs"). Where not all share masks with all, a server that tries out circles can have
+        those c stand around one client: then nobody else's noise counts.
+        """
+        helpers, enough = int(colluding * clients), 2 * clients // 3 + 1
+        if helpers and clients - 1 > (self.secure.neighbours or USUAL):
+            return 1
+        others = clients - helpers
+        of_lies = others - others * (clients - enough) // (enough - helpers)
+        return max(1, min(clients // 2 + 1 - helpers, of_lies))
 
     def width(self, clients: int) -> int:
-        """Bits of a masked number in a round of this many clients."""
-        return self.grid.width(clients, clients * self.variance(clients))
+        """Bits of a masked number in a round of this many clients, each with noise enough for itself."""
+        bits = self.grid.width(clients, clients * self.variance(clients, listed=False))
+        if bits > WIDEST:
+            raise FedKSeedError(
+                f"masked numbers of {clients} clients and their noise need {bits} bits, {WIDEST} go: lower [secure] "
+                "bits, raise [privacy] epsilon, or let smaller cohorts take part"
+            )
+        return bits
 
 
 @dataclass(slots=True)
@@ -140,7 +167,7 @@ class MaskedAggregator:
         """
         uploads, state, settings = accumulator.kept.in_order(), accumulator.kept.state, self.masks.settings
         total = unmasked(accumulator.roster, uploads, accumulator.shares, accumulator.width)
-        variance = self.masks.variance(accumulator.roster.members.size)
+        variance = self.masks.variance(accumulator.roster.members.size, listed=False)  # the most
         self.masks.grid.require_plausible(total, len(uploads), len(uploads) * variance)
         mean = self.masks.grid.change(total, state.round) / len(uploads)
         if settings.shared:
@@ -173,13 +200,14 @@ class MaskedClient:
     def train(self, message: Secured, client: "Client[Pooled]") -> Masked:
         member = _member(client)
         roster = self.masks.roster(message, member.run)
-        member.place(roster)  # before an hour of training
+        member.place(roster)  # this and the width are looked at before an hour of training
+        width, listed = self.masks.width(roster.members.size), member.members is not None
         upload = self.inner.train(self.inside(message), client)
         member.allow(upload)
         codes = self.masks.grid.coded(self.change(upload), message.round, client.number)
-        if variance := self.masks.variance(roster.members.size):
+        if variance := self.masks.variance(roster.members.size, listed):
             codes = codes + member.noise(roster, variance, codes)
-        return member.masked(self.masks.settings.run, roster, codes, self.masks.width(roster.members.size))
+        return member.masked(self.masks.settings.run, roster, codes, width)
 
     def change(self, upload: KSeedUpload) -> NDArray[np.float64]:
         """The numbers that are added up: the change of all K coefficients, or along the round's shared directions.

@@ -15,6 +15,7 @@ from .numbers import MAX_SCALARS, WIRES, require_rounded, rounded
 MAX_BROADCAST = 1 << 20  # coefficients; a pool of unlimited seeds can't be broadcast
 MAX_MEMBERS = (1 << 16) - 1  # clients of a round with masks
 KEY = 32  # bytes of an X25519 key
+WIDEST = 32  # bits of a masked number
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +258,10 @@ class Masked:
     bundles: NDArray[np.uint8]  # (h, bytes): what each of some holders alone can open
 
     def __post_init__(self) -> None:
-        if not 2 <= self.width <= 32 or self.numbers.ndim != 1 or not 0 < self.numbers.size <= MAX_BROADCAST:
+        if not 2 <= self.width <= WIDEST or self.numbers.ndim != 1 or not 0 < self.numbers.size <= MAX_BROADCAST:
             raise FedKSeedError(
-                f"a masked upload has 1 to {MAX_BROADCAST:,} numbers of 2 to 32 bits, got {self.numbers.shape} of "
-                f"{self.width}"
+                f"a masked upload has 1 to {MAX_BROADCAST:,} numbers of 2 to {WIDEST} bits, got {self.numbers.shape} "
+                f"of {self.width}"
             )
         if int(self.numbers.max()) >> self.width:
             raise FedKSeedError(f"masked numbers of {self.width} bits, got {self.numbers.max()}")

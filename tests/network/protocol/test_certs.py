@@ -206,7 +206,7 @@ def test_a_key_of_openssh_is_taken_if_it_is_of_the_right_curve(tmp_path):
 
 
 @pytest.mark.parametrize("masks", LOW_ORDER, ids=bytes.hex)
-def test_a_key_for_masks_that_hides_nothing_is_refused_when_it_is_added(tmp_path, masks):
+def test_keys_of_low_order_are_refused(tmp_path, masks):
     make(tmp_path / "keys", 0, ["localhost"], 365)
     public = request(tmp_path / "own")
     line, _, _ = public.read_text().partition(COMMENT)

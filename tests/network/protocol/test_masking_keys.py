@@ -9,13 +9,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fedkseed import FedKSeedError
 from fedkseed.network.protocol.certs import request
 from fedkseed.network.protocol.masking_keys import (
+    COMMENT,
     MASKED_ROUNDS,
-    MOST_RUNS,
+    listed_keys,
     masking_comment,
     masking_key,
     masking_key_in,
     note_masked,
-    require_member,
 )
 from fedkseed.network.protocol.signatures import private_key
 
@@ -54,12 +54,10 @@ def test_a_client_answers_each_leg_of_a_round_once_also_after_a_restart(tmp_path
     note_masked(tmp_path, bytes(16), 3, "upload", b"of another run")
 
 
-def test_a_run_is_not_forgotten_for_runs_without_end(tmp_path):
+def test_a_run_is_not_forgotten_for_others(tmp_path):
     """A server that could drive a run out of the memory could ask its rounds again."""
-    for number in range(MOST_RUNS):
+    for number in range(300):
         note_masked(tmp_path, number.to_bytes(16, "big"), 0, "upload", b"x")
-    with pytest.raises(FedKSeedError, match=f"{MOST_RUNS} runs"):
-        note_masked(tmp_path, b"?" * 16, 0, "upload", b"x")
     with pytest.raises(FedKSeedError, match="another upload"):
         note_masked(tmp_path, bytes(16), 0, "upload", b"y")
 
@@ -70,15 +68,19 @@ def test_a_memory_that_was_damaged_is_no_empty_one(tmp_path):
         note_masked(tmp_path, RUN, 0, "upload", b"x")
 
 
-def test_masks_are_made_for_the_keys_of_the_clients_own_list_alone(tmp_path):
+def test_a_list_of_members_has_one_key_for_masks_of_each(tmp_path):
     lines = [request(tmp_path / name).read_text() for name in ("alice", "bob")]
     file = tmp_path / "members.pub"
     file.write_text("".join(lines))
-    bob = masking_key_in(lines[1])
-    assert bob is not None
-    require_member(file, 1, bob)
-    for number, key in [(0, bob), (1, bytes(32)), (2, bob)]:
-        with pytest.raises(FedKSeedError, match="with keys of its own the server could take masks off"):
-            require_member(file, number, key)
+    keys = [masking_key_in(line) for line in lines]
+    assert listed_keys(file) == {0: keys[0], 1: keys[1]}
+    file.write_text("".join(["a line of no key\n", *lines]))
+    assert listed_keys(file) == {1: keys[0], 2: keys[1]}
+    file.write_text("".join([*lines, lines[0]]))
+    with pytest.raises(FedKSeedError, match="line 3: line 1 has the same key for masks; each member has its own"):
+        listed_keys(file)
+    file.write_text(f"{lines[0]}ecdsa-sha2-nistp256 AAAA {COMMENT}{bytes(32).hex()}\n")
+    with pytest.raises(FedKSeedError, match=r"members.pub, line 2: 0{64} is no public key for masks"):
+        listed_keys(file)
     with pytest.raises(FedKSeedError, match="nowhere"):
-        require_member(Path("nowhere"), 0, bob)
+        listed_keys(Path("nowhere"))

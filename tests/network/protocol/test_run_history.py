@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedkseed import FedKSeedError, encode
+from fedkseed.files import read_table, write_table
 from fedkseed.network.protocol.envelope import LINK, Task
 from fedkseed.network.protocol.run_history import HISTORY_FILE, MOST_RUNS, RunHistory, SeenRun, read_history
 from fedkseed.run import digest_chain as chain
@@ -211,7 +212,7 @@ def test_a_run_is_not_forgotten_for_runs_without_end(run, tmp_path, monkeypatch)
         assert asked.follow(task(run, 2, nonce=nonce))
     full = asked.path.read_bytes()
     for client in (asked, RunHistory(tmp_path)):
-        with pytest.raises(FedKSeedError, match="has 8 runs, no more are kept: give this client a new --state"):
+        with pytest.raises(FedKSeedError, match="has 8 runs of this server, no more of it are followed"):
             client.follow(task(run, 0, nonce=nonces[8]))
         with pytest.raises(FedKSeedError, match="is not the one in the run's history"):
             client.require_bound(task(run, 2, nonce=nonces[0]), chain.digest(broadcast(run, 2, lr=0.5)))
@@ -220,7 +221,28 @@ def test_a_run_is_not_forgotten_for_runs_without_end(run, tmp_path, monkeypatch)
     assert asked.follow(task(run, 3, nonce=nonces[0])), "a run that it knows goes on"
     assert len(read_history(asked.path)) == 8
     assert len(full) < 8 * 300
-    assert MOST_RUNS * 300 < 1 << 17, "what a client writes in each round"
+    assert MOST_RUNS * 375 < 100_000, "what a client writes in each round, with its server's name"
+
+
+def test_no_server_fills_the_history_for_another(run, tmp_path, monkeypatch):
+    """The attack: as many made-up runs as go, so that the client of two federations follows neither."""
+    monkeypatch.setattr("fedkseed.network.protocol.run_history.MOST_RUNS", 8)
+    for number in range(8):
+        assert RunHistory(tmp_path).follow(task(run, 2, nonce=number.to_bytes(16, "big")), b"junk")
+    with pytest.raises(FedKSeedError, match="has 8 runs of this server"):
+        RunHistory(tmp_path).follow(task(run, 2, nonce=b"9" * 16), b"junk")
+    assert RunHistory(tmp_path).follow(task(run, 2, nonce=OTHER), b"honest")
+    assert RunHistory(tmp_path).follow(task(run, 3, nonce=OTHER), b"honest")
+    seen = read_history(tmp_path / HISTORY_FILE)
+    assert sorted(one.server for one in seen.values()) == [b"honest", *[b"junk"] * 8]
+
+
+def test_a_history_of_an_older_release_is_read(run, tmp_path):
+    assert RunHistory(tmp_path).follow(task(run, 2))
+    table = read_table(tmp_path / HISTORY_FILE)
+    write_table(tmp_path / HISTORY_FILE, {nonce: fields[:5] for nonce, fields in table.items()})
+    assert RunHistory(tmp_path).follow(task(run, 3), b"server")
+    assert read_history(tmp_path / HISTORY_FILE)[NONCE.hex()] == replace(known(run, 3), server=b"server")
 
 
 DAMAGED = {

@@ -20,7 +20,6 @@ from ...wire.records import KEY
 
 COMMENT = "fedkseed-masks:"
 MASKED_ROUNDS = "masks.json"  # in the directory of a client
-MOST_RUNS = 256  # whose last masked round is remembered; more are refused
 
 
 def masking_key(identity: ec.EllipticCurvePrivateKey) -> bytes:
@@ -53,15 +52,11 @@ def masking_key_in(line: str, place: str = "") -> bytes | None:
 def note_masked(directory: Path, run: bytes, round_: int, leg: str, value: bytes) -> None:
     """Note a value for a leg of a round of the run with a nonce, before what follows from it leaves this machine.
 
-    Another value for the same leg is refused, and one for a round before the run's last.
+    Another value for the same leg is refused, and one for a round before the run's last. No run is forgotten: it could
+    be asked again. How many there are is bounded where a task's history is followed (run_history.py).
     """
     path, name = directory / MASKED_ROUNDS, run.hex()
     table = read_table(path) if path.exists() else {}
-    if name not in table and len(table) >= MOST_RUNS:  # a run that is forgotten could be asked again
-        raise FedKSeedError(
-            f"this client has masked uploads in {MOST_RUNS} runs, and forgets none: {path}; start it with a new "
-            "--state and a new key, since with this key the old rounds could be asked again"
-        )
     last = table.get(name, {"round": -1})
     if last["round"] > round_:
         raise FedKSeedError(f"round {round_} of this run is over: round {last['round']} was masked since, by {path}")
@@ -76,19 +71,21 @@ def note_masked(directory: Path, run: bytes, round_: int, leg: str, value: bytes
     write_table(path, table)
 
 
-def require_member(file: Path, number: int, key: bytes) -> None:
-    """Refuse a key for masks that is not in a client's own list of the federation's members.
+def listed_keys(file: Path) -> dict[int, bytes]:
+    """The keys for masks in a client's own list of the federation's members, by number.
 
     Args:
         file: a line of OpenSSH's format for each of clients 0, 1, ….
 
     Raises:
-        FedKSeedError: the file can't be read, or says that the client has another key or none.
+        FedKSeedError: the file can't be read, or has one key twice: its owner would count as two.
     """
     lines = read_whole(file, 1 << 24, str(file)).decode(errors="replace").splitlines()
-    known = masking_key_in(lines[number]) if number < len(lines) else None
-    if known != key:
-        raise FedKSeedError(
-            f"the server says that client {number} has the key {key.hex()}, {file} says "
-            f"{known.hex() if known else 'nothing of it'}: with keys of its own the server could take masks off"
-        )
+    places = dict[bytes, int]()
+    for number, line in enumerate(lines):
+        key = masking_key_in(line, f"{file}, line {number + 1}: ")
+        if key is not None and places.setdefault(key, number) != number:
+            raise FedKSeedError(
+                f"{file}, line {number + 1}: line {places[key] + 1} has the same key for masks; each member has its own"
+            )
+    return {number: key for key, number in places.items()}

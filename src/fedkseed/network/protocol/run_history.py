@@ -22,7 +22,7 @@ from ...run import digest_chain as chain
 from .envelope import LINK, Task
 
 HISTORY_FILE = "history.json"  # in the directory of a client
-MOST_RUNS = 256  # of which a client keeps the history: 80 KB; a server could have it write without end, else
+MOST_RUNS = 256  # of one server of which a client keeps the history: 95 KB; it could have it write without end, else
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class SeenRun:
     link: bytes  # the last one
     client: int  # number of the client in the run
     recipe: bytes  # digest of the recipe of the run
+    server: bytes = b""  # whose run it is; empty in files of older releases
 
 
 class RunHistory:
@@ -46,8 +47,11 @@ class RunHistory:
         self.path = directory / HISTORY_FILE
         self._runs = read_history(self.path) if self.path.exists() else {}
 
-    def follow(self, task: Task) -> bool:
+    def follow(self, task: Task, server: bytes = b"") -> bool:
         """Check a task's history against the one that is known, and keep its head.
+
+        Args:
+            server: that has signed the task; it can't use up the room of another.
 
         Returns:
             Whether the task has the links that are needed; else the server has to send all of them.
@@ -58,8 +62,11 @@ class RunHistory:
         """
         links = [task.links[at : at + LINK] for at in range(0, len(task.links), LINK)]
         known = self._runs.get(task.nonce.hex())
-        if known is None and len(self._runs) >= MOST_RUNS:
-            raise FedKSeedError(f"{self.path} has {MOST_RUNS} runs, no more are kept: give this client a new --state")
+        if known is None and sum(seen.server == server for seen in self._runs.values()) >= MOST_RUNS:
+            raise FedKSeedError(
+                f"{self.path} has {MOST_RUNS} runs of this server, no more of it are followed: ask its owner why, "
+                "or go on with another key and --state; what rows have spent of epsilon stays counted"
+            )
         at, head, link = (known.done, known.head, known.link) if known else (-1, None, b"")
         if known is not None and task.client != known.client:  # other batches, directions
             raise FedKSeedError(f"this client is {known.client} in this run, and the task is for {task.client}")
@@ -80,7 +87,7 @@ class RunHistory:
                 f"the server has changed it, or shows its clients different ones; {self.path} has what was seen"
             )
         if task.done > at and head is not None:
-            self._runs[task.nonce.hex()] = SeenRun(task.done, head, link, task.client, task.digest)
+            self._runs[task.nonce.hex()] = SeenRun(task.done, head, link, task.client, task.digest, server)
             runs = {nonce: [_plain(field) for field in astuple(seen)] for nonce, seen in self._runs.items()}
             write_table(self.path, runs)
         return True
@@ -115,8 +122,8 @@ def read_history(path: Path) -> dict[str, SeenRun]:
     table, fromhex = read_table(path), bytes.fromhex
     try:
         return {
-            nonce: SeenRun(index(done), fromhex(head), fromhex(link), index(client), fromhex(recipe))
-            for nonce, (done, head, link, client, recipe) in table.items()
+            nonce: SeenRun(index(done), fromhex(head), fromhex(link), index(client), *map(fromhex, rest))
+            for nonce, (done, head, link, client, *rest) in table.items()
         }
     except (ValueError, TypeError) as error:
         raise FedKSeedError(f"{path} holds no history of a client: {error}") from error

@@ -142,9 +142,21 @@ def test_a_journal_that_is_full_lets_no_recipe_pass_and_one_that_was_cut_short_i
     (tmp_path / "asked.jsonl").write_text('{"time": "2026-11-2\n')
     journal = RecipeJournal(tmp_path)
     journal.asked(b"x" * 2000)
-    with pytest.raises(RefusedError, match="of 3,000 bytes: move it"):
+    with pytest.raises(RefusedError, match="of 3,000 bytes of this server's recipes, no more"):
         journal.asked(b"y" * 2000)
     assert (tmp_path / "asked.jsonl").stat().st_size <= 3000
+
+
+def test_no_server_fills_the_journal_for_another(tmp_path, monkeypatch):
+    """The attack: junk recipes until no recipe can be noted, and so none be followed."""
+    monkeypatch.setattr(recipe_consent, "MAX_ASKED", 3000)
+    RecipeJournal(tmp_path, b"junk").asked(b"x" * 2500)
+    with pytest.raises(RefusedError, match="bytes of this server's recipes"):
+        RecipeJournal(tmp_path, b"junk").asked(b"y" * 2500)
+    honest = RecipeJournal(tmp_path, b"honest")
+    honest.asked(b"z" * 2500)
+    honest.decided(b"z" * 2500, "followed", VIEWS[0])
+    assert RecipeJournal(tmp_path, b"junk").views == {VIEWS[0]}, "the owner's number of views is for all servers"
 
 
 def test_a_server_gets_as_many_views_of_the_rows_as_the_owner_allows(tmp_path):

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError, Simulation, decode, encode
-from fedkseed.files import locked, read_table
+from fedkseed.files import locked
 from fedkseed.network.protocol.client import training_client
 from fedkseed.network.protocol.client import worker_process as process
 from fedkseed.network.protocol.client.policy import Policy
-from fedkseed.network.protocol.client.privacy_spent import PRIVACY_SPENT
+from fedkseed.network.protocol.client.privacy_spent import LEDGER, PrivacyLedger
 from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
 from fedkseed.network.protocol.client.task_handler import TaskHandler
 from fedkseed.network.protocol.client.training_client import load_client
@@ -41,6 +41,7 @@ from fedkseed.secure.member import MaskingClient
 from fedkseed.strategies.masked import simulated_key
 from fedkseed.wire.records import Broadcast, Change, Masked, Secured, Upload
 
+from ...accounts import amounts
 from ...flower.conftest import recorded
 
 
@@ -159,7 +160,7 @@ def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(se
 
     def replied(asked: Task, secret: int | None = 1) -> Reply:
         (folder := tmp_path / str(secret)).mkdir(exist_ok=True)
-        follow = partial(load_client, replace(owner, secret=secret), ledger=folder)
+        follow = partial(load_client, replace(owner, secret=secret), ledger=PrivacyLedger(folder / LEDGER))
         return TaskHandler(follow, disclose=lambda code, text: said.append(text) or text).reply(asked.encode())
 
     upload = decode(replied(task).message, Upload)
@@ -168,9 +169,9 @@ def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(se
     made = [replied(task).message, replied(task, 2).message, replied(replace(task, nonce=b"x" * 16)).message]
     assert made[0] == encode(upload)
     assert len({*made}) == 3
-    spent = read_table(tmp_path / "1" / PRIVACY_SPENT)  # of one round of three in each of two runs
-    amounts = [amount for (amount,) in (one.values() for one in spent.values())]
-    assert [epsilon_of(1, 3 * amount, 1e-6) for amount in amounts] == pytest.approx([8, 8])
+    answers, each = amounts(tmp_path / "1" / LEDGER)  # of one round of three in each of two runs
+    assert answers == 2
+    assert epsilon_of(1, 3 * each / 2, 1e-6) == pytest.approx(8)
     assert replied(task, None).status is Status.REFUSED
     assert "secret_batches = true" in said[-1]
     assert replied(private_task(setting, outside)).status is Status.REFUSED

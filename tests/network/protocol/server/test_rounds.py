@@ -20,7 +20,7 @@ from fedkseed.files import read_table
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.network.flower.messages import unpacked
 from fedkseed.network.protocol.carrier import Arrival, Parcel
-from fedkseed.network.protocol.client.privacy_spent import PRIVACY_SPENT
+from fedkseed.network.protocol.client.privacy_spent import LEDGER, PrivacyLedger
 from fedkseed.network.protocol.client.recipe_consent import accepted_recipe
 from fedkseed.network.protocol.client.task_handler import TaskHandler
 from fedkseed.network.protocol.client.training_client import load_client
@@ -44,6 +44,7 @@ from fedkseed.wire.codec import encode, kind_of
 from fedkseed.wire.records import Broadcast, Delta, Survivors, Upload
 
 from ....wire.codec_calls import counted
+from ...accounts import amounts
 from ...flower.conftest import NODES, OPEN, to_workers, with_keys
 
 SERVER = """
@@ -178,7 +179,7 @@ def test_a_clients_training_rows_have_no_row_of_a_set(setting):
     sets = '[[evaluation.sets]]\nname = "unseen"\nheld_out = "number"\n'
     recipe = parse(loads(setting.text(sets)))
     own = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": str(setting.files[0])})})
-    share, _ = own_share(own, load_tokenizer(str(setting.model)))
+    share, *_ = own_share(own, load_tokenizer(str(setting.model)))
     assert {e.example.category for e in share} == {"colour"}
     together = share_out(recipe, load_tokenizer(str(setting.model)))
     assert together.clients[0] == share
@@ -279,7 +280,8 @@ def signing_workers(setting, keys, folder: Path, accounts: bool = False) -> dict
         signing = ClientSigning(private_key(keys / f"client-{number}"), certificate(keys / "ca.pem"))
         masks = partial(masking_client, own, signing, None)
         owner = setting.owner(number, secret=number if accounts else None)
-        workers[node] = TaskHandler(partial(load_client, owner, masks=masks, ledger=own if accounts else None), signing)
+        ledger = PrivacyLedger(own / LEDGER, signing.server) if accounts else None
+        workers[node] = TaskHandler(partial(load_client, owner, masks=masks, ledger=ledger), signing)
     return workers
 
 
@@ -316,13 +318,12 @@ def test_clients_that_protect_their_examples_end_a_run_with_the_stated_epsilon(s
     assert reports[-1]["epsilon"] == pytest.approx(8)
     assert [report["loss"] for report in reports] == [None] * 3
     assert Adapter.load(result.output).provenance["privacy"]["unit"] == "example"
-    spent = [read_table(tmp_path / str(number) / PRIVACY_SPENT) for number in range(3)]
+    spent = [amounts(tmp_path / str(number) / LEDGER) for number in range(3)]
     taken = [sum(number in report["clients"] for report in reports) for number in range(3)]
     assert sum(taken) == (9 if masked else 6)
-    for accounts, times in zip(spent, taken, strict=True):
-        (rounds,) = accounts.values()
-        assert len(rounds) == times
-        assert epsilon_of(1, sum(rounds.values()) * 3 / times, 1e-6) == pytest.approx(8)  # the plan's most: three
+    for (answers, each), times in zip(spent, taken, strict=True):
+        assert answers == times
+        assert epsilon_of(1, each * 3 / times, 1e-6) == pytest.approx(8)  # the plan's most: three
 
 
 class Answering:

@@ -69,8 +69,8 @@ class WorkLimits(Table):
     # Tuned weights for each of the K directions. [model] tuned can choose few weights d; as many numbers along known
     # directions are their exact gradient. Of K numbers, the share K / d of its square norm can be seen: 1 %.
     weights_per_direction: Count = 100
-    # The most that all answers together, of all runs, may spend of an epsilon at this delta. None: recipes without
-    # [privacy] are answered, too. Whether noise is the clients' own or the server's: see `masked`.
+    # The most that all answers together, of all runs, may spend of an epsilon at this delta, by noise of clients alone:
+    # this one's, or that of the members that its owner lists. None: recipes without [privacy] are answered, too.
     epsilon: Positive | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-6
     masked: bool = False  # answer recipes with [secure] alone: the server then sees the sum of a round's answers
@@ -143,8 +143,10 @@ class Policy(Table):
         privacy, delta = recipe.privacy, self.training.delta
         if privacy is None or privacy.times is None:
             raise _refusal("uploads without noise, [privacy]", None, f"epsilon = {epsilon:g}")
-        if privacy.simulated is not None:
-            raise _refusal("[privacy] simulated, whose noise is another federation's", True, f"epsilon = {epsilon:g}")
+        if privacy.unit == "client" and recipe.secure is None:
+            raise _refusal(
+                "[privacy] without [secure], whose noise no client can check", None, f"epsilon = {epsilon:g}"
+            )
         if privacy.unit == "example":  # whose noise this client finds itself, from these two
             kept = privacy.epsilon is not None and privacy.epsilon <= epsilon and privacy.delta <= delta
             found = privacy.epsilon

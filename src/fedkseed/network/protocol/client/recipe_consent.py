@@ -24,7 +24,7 @@ from ..signatures import ClientSigning, certificate, private_key
 from .policy import Policy, RowView, load_policy
 
 SETTINGS, ASKED = "owner.json", "asked.jsonl"  # in the directory of a client
-MAX_ASKED = 1 << 24  # bytes of a journal: 10,000 recipes of usual size
+MAX_ASKED = 1 << 24  # bytes of one server in a journal: 10,000 recipes of usual size
 MOST = {  # limits of settings that take memory or threads at once, whatever the policy says
     ("clients", "count"): 1 << 20,
     ("clients", "threads"): 256,
@@ -148,12 +148,15 @@ class OwnerSettings:
 class RecipeJournal:
     """All recipes that servers have asked a client to follow, each once as text, with the decisions on them.
 
-    A line is a JSON object: `time`, `digest` of the recipe, and `recipe`, or else `decision`, with the `view` of a
-    recipe that is followed.
+    A line is a JSON object: `time`, `server`, `digest` of the recipe, and `recipe`, or else `decision`, with the `view`
+    of a recipe that is followed.
+
+    Args:
+        server: that asks; it can't fill the journal for another.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / ASKED
+    def __init__(self, directory: Path, server: bytes = b"") -> None:
+        self.path, self.server, self._size = directory / ASKED, server.hex(), 0
         self._known, self.views = set[str](), set[RowView]()
         with border(f"can't read {self.path}"):
             text = self.path.read_text(errors="replace") if self.path.exists() else ""
@@ -162,6 +165,7 @@ class RecipeJournal:
             # One that was cut short as the machine went down, or damaged.
             with suppress(ValueError, KeyError, TypeError, RecursionError):
                 entry = json.loads(line)
+                self._size += (len(line) + 1) * (entry.get("server", "") == self.server)
                 self._known |= {entry["digest"]} if "recipe" in entry else set()
                 self.views |= {RowView(**entry["view"])} if "view" in entry else set()
 
@@ -194,12 +198,14 @@ class RecipeJournal:
             )
 
     def _write(self, digest: str, **more: Any) -> None:
-        line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "digest": digest, **more}) + "\n"
+        about = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "server": self.server, "digest": digest}
+        line = json.dumps(about | more) + "\n"
+        if self._size + len(line) > MAX_ASKED:
+            used = f"{self.path} has {self._size:,} of {MAX_ASKED:,} bytes of this server's recipes"
+            raise RefusedError(Code.POLICY, f"{used}, no more of them are followed: ask its owner why")
         with border(f"can't write {self.path}"), open(self.path, "a", opener=private) as file:
-            if file.tell() + len(line) > MAX_ASKED:
-                raise RefusedError(Code.POLICY, f"{self.path} has {file.tell():,} of {MAX_ASKED:,} bytes: move it")
             file.write("\n" * self._cut + line)
-            self._cut = False
+        self._size, self._cut = self._size + len(line), False
 
 
 def accepted_recipe(recipe: bytes, owner: Owner) -> Recipe:

@@ -18,6 +18,7 @@ import torch
 from ....data.batches import Encoded
 from ....data.federated import own_share
 from ....data.held_out import HeldOut
+from ....data.layouts import row_digest
 from ....errors import FedKSeedError
 from ....evaluation.metrics import metrics_of
 from ....evaluation.statistics import Evaluation, gain
@@ -37,7 +38,7 @@ from ....wire.records import Broadcast, Change, Run, Secured, Survivors
 from ..client_gain import LEAST_ROWS, THIS_CLIENT, GainFile, GainSum, gain_in_words
 from ..envelope import Code, RefusedError, Task, refusing
 from .policy import Policy
-from .privacy_spent import spend_privacy
+from .privacy_spent import PrivacyLedger
 from .recipe_consent import Owner, accepted_recipe
 from .task_handler import Bound, OnStep, log
 
@@ -58,8 +59,9 @@ class TrainingClient:
     examples: Sequence[Encoded]  # those that it trains on
     unseen: HeldOut  # those that it never trains on
     threads: int
+    rows: frozenset[bytes] = frozenset()  # digests of those that its noise protects
     masks: MakeMasking | None = None  # None: it has no key
-    ledger: Path | None = None  # folder of its account of privacy; None: it answers no recipe with [privacy]
+    ledger: PrivacyLedger | None = None  # None: it answers no recipe with noise of its own
     keeps: Path | None = None  # file for the tuned model of a finished run; None: it is not written
     begun: float | None = None  # when the task began that has brought the recipe; None: that task is over
     _broadcast: bytes | None = None  # the last one, where the next may come as a difference to it
@@ -88,7 +90,7 @@ class TrainingClient:
             if self.masks is None:
                 raise FedKSeedError("the recipe has masked uploads, and this client has no key: start it with --key")
             masking = replace(self.masks(task.client, task.nonce), allow=self._require_steps)
-        self._spend(task.nonce, digest)
+        self._spend(task, digest)
         if pooled and self.recipe.secure is None:  # kilobytes
             self._broadcast = whole
 
@@ -130,15 +132,22 @@ class TrainingClient:
         if task.done >= 0 and message.round != task.done:
             raise FedKSeedError(f"the message is of round {message.round}, its task's history has {task.done} rounds")
 
-    def _spend(self, run: bytes, asked: bytes) -> None:
-        """Note what the answer to a broadcast spends, if its recipe has [privacy]; refuse more than is allowed."""
-        if (privacy := self.recipe.privacy) is None:
+    def _spend(self, task: Task, asked: bytes) -> None:
+        """Note what the answer to a broadcast spends by this client's noise, and refuse more than is allowed.
+
+        Noise that a server says to add is in no account.
+        """
+        if not self.rows or (privacy := self.recipe.privacy) is None:
             return
         if self.ledger is None or (noise := noise_of_a_round(privacy)) is None:
-            raise FedKSeedError("the recipe has [privacy] without noise, or this client has no folder for an account")
-        limits = self.owner.policy.training
+            raise FedKSeedError("the recipe has [privacy] without noise, or this client has no account of it")
+        limits, secret = self.owner.policy.training, self.owner.secret
+        # All on which an answer depends: with another secret, as that of a new --state, it is another one.
+        of_run = b"" if secret is None else _secret_of_run(secret, task.nonce, b"account ")
+        parts = task.nonce, asked, of_run, b"%d %r" % (task.client, noise), *sorted(self.rows)
+        answer = hashlib.sha256(b"".join(parts)).digest()
         with refusing(Code.POLICY):
-            spend_privacy(self.ledger, run, asked, noise**-2, limits.epsilon, limits.delta)
+            self.ledger.spend(self.rows, answer, noise**-2, limits.epsilon, limits.delta)
 
     def _train(self, task: Task, whole: bytes, masking: "MaskingClient | None", tick: OnStep) -> bytes:
         """The answer to a broadcast; `tick` is called between any two passes of the model."""
@@ -232,7 +241,11 @@ class TrainingClient:
 
 
 def load_client(
-    owner: Owner, recipe: bytes, masks: MakeMasking | None = None, ledger: Path | None = None, keeps: Path | None = None
+    owner: Owner,
+    recipe: bytes,
+    masks: MakeMasking | None = None,
+    ledger: PrivacyLedger | None = None,
+    keeps: Path | None = None,
 ) -> TrainingClient:
     """Load what a client needs to follow a server's recipe: its arguments are those of `TrainingClient`.
 
@@ -254,10 +267,14 @@ def load_client(
         policy.require_weights(followed, setup.weights.layout.size)
         _require_time(begun, policy)
     with refusing(Code.DATA):
-        examples, unseen = own_share(followed, tokenizer, log, policy.evaluation.kept_back or 0.0)
+        examples, unseen, trained = own_share(followed, tokenizer, log, policy.evaluation.kept_back or 0.0)
     _require_time(begun, policy)
+    if setup.strategy.settings.noise is not None and owner.members is None:
+        log("without --members this client's own noise is as large as epsilon needs: no other client's is counted")
     threads = followed.clients.threads or torch.get_num_threads()
-    return TrainingClient(owner, followed, setup, examples, unseen, threads, masks, ledger, keeps, begun)
+    protected = followed.privacy is not None and (followed.secure is not None or protects_examples(followed))
+    rows = frozenset(map(row_digest, trained)) if protected else frozenset[bytes]()
+    return TrainingClient(owner, followed, setup, examples, unseen, threads, rows, masks, ledger, keeps, begun)
 
 
 def _require_time(begun: float, policy: Policy) -> None:

@@ -9,7 +9,7 @@ process that handed it in is gone, or when the task's time is over, because then
 
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,10 +20,11 @@ from ....errors import FedKSeedError
 from ....files import exclusive, read_whole, write_atomically
 from ....weights.adapter import NAME as TUNED
 from ..envelope import Code, RefusedError, refusing
-from ..masking_keys import masking_key, note_masked, require_member
+from ..masking_keys import listed_keys, masking_key, note_masked
 from ..signatures import ClientSigning
 from . import worker_process as process
 from .policy import RowView
+from .privacy_spent import PrivacyLedger, ledger_path
 from .recipe_consent import Owner, OwnerSettings, RecipeJournal, accepted_recipe
 from .task_handler import AbandonedError, TaskHandler
 from .training_client import TrainingClient, load_client
@@ -45,9 +46,12 @@ def serve(directory: Path) -> None:
         owner, signing = settings.owner, settings.signing(directory)
         if owner.policy.data.secret_batches:
             owner = replace(owner, secret=batch_secret(directory))
-        masks = None if signing is None else partial(masking_client, directory, signing, owner.members)
-        load = partial(load_client, masks=masks, ledger=directory, keeps=directory / TUNED)
-        handler = TaskHandler(partial(follow_recipe, RecipeJournal(directory), owner, load=load), signing)
+        members = None if owner.members is None else listed_keys(Path(owner.members))
+        masks = None if signing is None else partial(masking_client, directory, signing, members)
+        server = b"" if signing is None else signing.server
+        ledger = PrivacyLedger(ledger_path(), server, directory)
+        load = partial(load_client, masks=masks, ledger=ledger, keeps=directory / TUNED)
+        handler = TaskHandler(partial(follow_recipe, RecipeJournal(directory, server), owner, load=load), signing)
         listener.settimeout(settings.idle)
         while True:
             try:
@@ -101,12 +105,12 @@ def batch_secret(directory: Path) -> int:
 
 
 def masking_client(
-    directory: Path, signing: ClientSigning, members: str | None, number: int, nonce: bytes
+    directory: Path, signing: ClientSigning, members: Mapping[int, bytes] | None, number: int, nonce: bytes
 ) -> "MaskingClient":
     """A client's side of masked uploads in one run, with its memory in its directory.
 
     Args:
-        members: file with the public lines of all clients; None: the server is believed.
+        members: the keys that the client's owner lists; None: the server is believed.
 
     Raises:
         FedKSeedError: a package is missing.
@@ -115,9 +119,8 @@ def masking_client(
         from ....secure.member import MaskingClient
     except ModuleNotFoundError as error:
         raise FedKSeedError(f"masked uploads need the package {error.name}: pip install 'fedkseed[secure]'") from error
-    require = None if members is None else partial(require_member, Path(members))
     once = partial(note_masked, directory, nonce)
-    return MaskingClient(number, masking_key(signing.key), nonce, once, require=require)
+    return MaskingClient(number, masking_key(signing.key), nonce, once, members=members)
 
 
 if __name__ == "__main__":
