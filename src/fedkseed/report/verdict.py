@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
-from ..data.held_out import FEWEST
 from ..evaluation import statistics as stats
 from ..evaluation.statistics import FEWEST, Estimate, Evaluation, Gain
 from ..run.best_round import diverged, lowers_loss
