@@ -14,7 +14,7 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from fedkseed.network.http_server import Crowd, Doorkeeper, address_of, listen, serving
+from fedkseed.network.http_server import Crowd, Doorkeeper, listen, serving
 from fedkseed.network.peers import tls
 from fedkseed.network.peers.app import path_of
 from fedkseed.network.protocol.certs import add, make, sign
@@ -117,7 +117,7 @@ def test_an_owner_of_many_connections():
 
     at = listen("127.0.0.1", 0)
     target = Target(0, at.getsockname()[1])
-    with target.opened, serving(app, at, None, Crowd(3, address_of)):
+    with target.opened, serving(app, at, None, Crowd(3)):
         busy = target.connect()
         busy.sendall(b"GET /waits HTTP/1.1\r\nhost: x\r\n\r\n")
         wait_for(lambda: connections)

@@ -29,6 +29,11 @@ TLS_BUFFER = 1 << 13  # bytes read of a connection at once; asyncio keeps 256 KB
 START = 30.0  # seconds for the server to be up, and to end after its connections
 
 
+def address_of(transport: asyncio.BaseTransport) -> Hashable:
+    """The address of the other side."""
+    return (transport.get_extra_info("peername") or ("",))[0]
+
+
 class Crowd:
     """The connections of each owner, as an address or a client: beyond `most`, its longest idle one ends.
 
@@ -36,7 +41,7 @@ class Crowd:
         owner_of: returns the owner of a new connection by its transport; None: it is to end at once.
     """
 
-    def __init__(self, most: int, owner_of: Callable[[asyncio.BaseTransport], Hashable]) -> None:
+    def __init__(self, most: int, owner_of: Callable[[asyncio.BaseTransport], Hashable] = address_of) -> None:
         self.most, self.owner_of = most, owner_of
         self._connections: dict[Hashable, dict[BoundedProtocol, None]] = {}
 
@@ -56,11 +61,6 @@ class Crowd:
         of_owner.pop(connection, None)
         if not of_owner:
             self._connections.pop(connection.owner, None)
-
-
-def address_of(transport: asyncio.BaseTransport) -> Hashable:
-    """The address of the other side."""
-    return (transport.get_extra_info("peername") or ("",))[0]
 
 
 class BoundedProtocol(H11Protocol):
@@ -288,6 +288,6 @@ def serve_locally(app: Any, at: socket.socket, host: str, token: str, ready: Cal
         at: the listener at `host`.
         ready: called when requests are answered.
     """
-    with serving(Doorkeeper(app, host, token), at, None, Crowd(limits.CONNECTIONS, address_of)):
+    with serving(Doorkeeper(app, host, token), at, None, Crowd(limits.CONNECTIONS)):
         ready()
         threading.Event().wait()

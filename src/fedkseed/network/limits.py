@@ -5,8 +5,7 @@ None is left to a library. http_server.py holds requests to them, http_client.py
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from ..errors import FedKSeedError
@@ -38,7 +37,7 @@ class RequestError(FedKSeedError):
 class Quota:
     """The cost that a key, such as an address or a client, may have: `burst` at once, and then `rate` a second.
 
-    It counts requests (`takes`) or seconds of the processor (`charged`); the keys that were seen last are remembered.
+    It counts requests (`takes`) or seconds of the processor (`charge`); the keys that were seen last are remembered.
     """
 
     rate: float
@@ -62,15 +61,6 @@ class Quota:
         self._seen[key] = (left - cost, self.clock())
         if len(self._seen) > MOST_KEYS:
             self._seen.popitem(last=False)
-
-    @contextmanager
-    def charged(self, key: Hashable) -> Iterator[None]:
-        """Charge a key for the work of a `with` block on this thread: one request, and seconds of the processor."""
-        begin = time.thread_time()
-        try:
-            yield
-        finally:
-            self.charge(key, REQUEST + time.thread_time() - begin)
 
     def _left(self, key: Hashable) -> float:
         left, then = self._seen.get(key, (self.burst, 0.0))

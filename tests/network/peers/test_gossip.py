@@ -4,7 +4,7 @@ import math
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,8 +13,11 @@ import httpx
 import pytest
 import tomli_w
 from cryptography.hazmat.primitives import serialization
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedkseed import FedKSeedError
+from fedkseed.network.http_client import HttpAnswer
 from fedkseed.network.limits import Quota
 from fedkseed.network.peers import app, gossip, tls
 from fedkseed.network.peers.app import application, path_of, serving_uploads
@@ -259,6 +262,24 @@ def test_answers_of_a_peer_that_lies_are_refused(quiet, monkeypatch, answers, te
         quiet.peers[1].gossip.compare(0)
     assert store.digest() == before
     assert sent
+
+
+@given(st.dictionaries(st.sampled_from(["set", "names", "want", "give"]), st.binary(max_size=300) | st.just(LISTED)))
+def test_generated_answers_of_a_peer(quiet, answers):
+    """They are refused in words, and nothing of them is kept."""
+    one, asked = quiet.peers[1], quiet.peers[1].gossip.requests.http.ask
+    before = one.store.digest()
+
+    def ask(method, address, most, **options):
+        return HttpAnswer(200, answers.get(address.rsplit("/", 1)[1].partition("?")[0], b""))
+
+    one.gossip.requests.http.ask = ask
+    try:
+        with suppress(FedKSeedError):
+            one.gossip.compare(0)
+    finally:
+        one.gossip.requests.http.ask = asked
+    assert one.store.digest() == before
 
 
 def test_frames_are_whole_or_refused():

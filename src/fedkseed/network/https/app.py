@@ -17,7 +17,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -31,15 +31,13 @@ LONGEST = 240.0  # seconds for which a request waits: proxies and home routers d
 
 
 async def refusal(request: Request, error: Exception) -> Response:
-    """The answer to a request that is refused: the status of a `RequestError`, and its text; 400 to a cut-off one."""
-    if isinstance(error, RequestError):
-        return PlainTextResponse(f"{error}\n", error.status)
+    """The answer to a request that is refused: the status of a `RequestError`, and its text."""
     if isinstance(error, HTTPException):
         return PlainTextResponse("no such request: docs/session.md and docs/peers.md have them\n", error.status_code)
-    return Response(status_code=400)
+    return PlainTextResponse(f"{error}\n", getattr(error, "status", 400))
 
 
-REFUSALS = dict.fromkeys((RequestError, HTTPException, ClientDisconnect), refusal)
+REFUSALS = dict.fromkeys((RequestError, HTTPException), refusal)
 
 
 def application(connections: Connections, largest: int, strangers: Quota, page: Page | None) -> Any:

@@ -17,7 +17,7 @@ from ...recipe.schema import Recipe
 from ...run.loop import Result
 from ...run.progress import Progress
 from ...run.store import Store
-from ..http_server import Crowd, address_of, listen, serving
+from ..http_server import Crowd, listen, serving
 from ..limits import Quota
 from ..protocol import certs
 from ..protocol.addresses import disk_of
@@ -117,6 +117,6 @@ def listening(connections: Connections, address: Address, largest: int, keys: Pa
         tls.load_cert_chain(keys / "server.pem", keys / "server.key")
     burst = 8 * address.strangers  # requests at once, and connections
     app = application(connections, largest, Quota(address.strangers, burst), address.page)
-    crowd = Crowd(int(burst), address_of) if address.tls else None
+    crowd = Crowd(int(burst)) if address.tls else None
     with serving(app, listen(address.host, address.port), tls, crowd, not address.tls), closing(connections):
         yield

@@ -11,6 +11,7 @@ asks is known by the key of its TLS connection: others than the run's peers get 
 
 import asyncio
 import ssl
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -23,7 +24,7 @@ from starlette.routing import Route
 from ...errors import FedKSeedError
 from ..http_server import Crowd, listen, read_body, serving
 from ..https.app import REFUSALS
-from ..limits import BURST, CONNECTIONS, WORK, Quota, RequestError
+from ..limits import BURST, CONNECTIONS, REQUEST, WORK, Quota, RequestError
 from ..protocol.signatures import fingerprint
 from . import tls
 from .signed_upload import DIGEST, cut, framed, unframed
@@ -102,8 +103,11 @@ def application(store: UploadStore, open_round: Callable[[], int], most: int, he
             async with turns[number]:  # one body at a time, and after what the last one has cost
                 await asyncio.sleep(work.wait(number))
                 body = await read_body(request.scope, request.receive, largest)
-                with work.charged(number):
+                begin = time.thread_time()
+                try:
                     return endpoint(request, body)
+                finally:
+                    work.charge(number, REQUEST + time.thread_time() - begin)
 
         return Route(f"/v1/{{run}}/{path}", answered, methods=[method])
 
