@@ -37,6 +37,7 @@ class Listening:
     write: str  # one that takes a body
     tls: ssl.SSLContext | None = None
     key: str = ""
+    honest: ssl.SSLContext | None = None  # that of another peer, who does not wait for the hostile one's requests
 
     def target(self) -> Target:
         headers = f"authorization: Bearer {self.key}\r\n" if self.key else ""
@@ -44,7 +45,7 @@ class Listening:
 
     def serves(self) -> None:
         scheme, headers = "https" if self.tls else "http", {"authorization": f"Bearer {self.key}"} if self.key else {}
-        with httpx.Client(verify=self.tls or True, timeout=60, trust_env=False) as http:
+        with httpx.Client(verify=self.honest or self.tls or True, timeout=60, trust_env=False) as http:
             answer = http.get(f"{scheme}://localhost:{self.port}{self.read}", headers=headers)
         assert answer.status_code == 200, answer.text
 
@@ -84,14 +85,15 @@ def served(kind: str, setting, run: Path, folder: Path) -> Iterator[Listening]:
                     programs[-1].wait_for("connect to port")
                 yield Listening(programs[-1], port, "/v1/challenge", no_task, trusting(keys))
             case "peer":
-                peers = Peers(folder / "peers", setting.model, 2, 60.0)
+                peers = Peers(folder / "peers", setting.model, 3, 60.0)
                 peers.begin(1200.0)
                 programs.append(peers.run(0))
                 programs[-1].wait_for("listening on port")
                 part = programs[-1].output.split("run ")[-1][:16]
-                files = folder / "peers" / "key-1", peers.keys / "client-1.pem", peers.keys / "ca.pem"
-                _, context = tls.contexts(*files, folder)
-                yield Listening(programs[-1], peers.listens[0], f"/v1/{part}/set?digest=", f"/v1/{part}/give", context)
+                pairs = [(folder / "peers" / f"key-{k}", peers.keys / f"client-{k}.pem") for k in (1, 2)]
+                hostile, honest = (tls.contexts(*pair, peers.keys / "ca.pem", folder)[1] for pair in pairs)
+                paths = f"/v1/{part}/set?digest=", f"/v1/{part}/give"
+                yield Listening(programs[-1], peers.listens[0], *paths, hostile, honest=honest)
             case "watch":
                 programs.append(Program(folder / "watch.log", "watch", run, "--serve", port))
                 programs[-1].wait_for("shows")
