@@ -8,7 +8,6 @@ count. RFC 7748, section 6.1, has them recognised by that secret.
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from ..errors import FedKSeedError
-from ..wire.records import KEY
 
 
 def agreed(private: X25519PrivateKey, public: bytes, place: str = "") -> bytes:
@@ -27,8 +26,3 @@ def agreed(private: X25519PrivateKey, public: bytes, place: str = "") -> bytes:
             f"{place}{public.hex()} is no public key for masks: everybody would know the secrets made with it; let "
             "its owner print the line of the public file anew, with `fedkseed certs public KEY`"
         ) from error
-
-
-def require_usable(public: bytes, place: str = "") -> None:
-    """Refuse a public key that gives the same secret with every private one, whichever way it is encoded."""
-    agreed(X25519PrivateKey.from_private_bytes(bytes(KEY)), public, place)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from ..wire.records import Masked, Run, Shares, Survivors
-from .key_exchange import agreed, require_usable
+from .key_exchange import agreed
 from .masks import SEED, MaskRoster, derived, mask, opened, sealed, share, signed
 from .noise import discrete_gaussian
 
@@ -69,7 +69,7 @@ class MaskingClient:
         if place is None or roster.key(place) != self.public:
             raise FedKSeedError(f"client {self.number} is not in this round with its own key")
         for other in roster.others(place):
-            require_usable(roster.key(other))
+            agreed(self.key, roster.key(other))
         for number, key in zip(roster.members.tolist(), roster.keys, strict=True):
             if self.members is not None and self.members.get(number) != key.tobytes():
                 known = self.members[number].hex() if number in self.members else "none"

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ...errors import FedKSeedError
 from ...files import read_table, read_whole, write_table
-from ...secure.key_exchange import require_usable
+from ...secure.key_exchange import agreed
 from ...wire.records import KEY
 
 COMMENT = "fedkseed-masks:"
@@ -45,7 +45,7 @@ def masking_key_in(line: str, place: str = "") -> bytes | None:
     first = re.search(rf"(?<!\S){COMMENT}(\S*)", line)
     if first is None or not re.fullmatch(f"[0-9A-Fa-f]{{{2 * KEY}}}", first[1]):
         return None
-    require_usable(key := bytes.fromhex(first[1]), place)
+    agreed(X25519PrivateKey.from_private_bytes(bytes(KEY)), key := bytes.fromhex(first[1]), place)
     return key
 
 

@@ -51,7 +51,7 @@ class RunHistory:
         """Check a task's history against the one that is known, and keep its head.
 
         Args:
-            server: that has signed the task; it can't use up the room of another.
+            server: that has signed the task, by its audience; it can't use up the room of another.
 
         Returns:
             Whether the task has the links that are needed; else the server has to send all of them.

@@ -372,15 +372,10 @@ class ClientSigning:
             self._server, self._issued[task.nonce] = server, task.issued
             for old in [*self._issued][:-MOST_RUNS]:  # of the runs that began first
                 del self._issued[old]
-            known = self.history is None or self.history.follow(task, self.server)
+            known = self.history is None or self.history.follow(task, self.audience)
         except FedKSeedError as error:
             return Reply(Status.REFUSED, text=str(error))
         return None if known else Reply(Status.UNPREPARED)
-
-    @property
-    def server(self) -> bytes:
-        """The federation, by its authority: what one of them asks for uses up no room of another."""
-        return self.ca.fingerprint(hashes.SHA256())
 
     def signature(self, task: Task, broadcast: bytes, upload: bytes) -> bytes:
         """The signature of the answer to a task.

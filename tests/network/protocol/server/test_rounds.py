@@ -280,7 +280,7 @@ def signing_workers(setting, keys, folder: Path, accounts: bool = False) -> dict
         signing = ClientSigning(private_key(keys / f"client-{number}"), certificate(keys / "ca.pem"))
         masks = partial(masking_client, own, signing, None)
         owner = setting.owner(number, secret=number if accounts else None)
-        ledger = PrivacyLedger(own / LEDGER, signing.server) if accounts else None
+        ledger = PrivacyLedger(own / LEDGER, signing.audience) if accounts else None
         workers[node] = TaskHandler(partial(load_client, owner, masks=masks, ledger=ledger), signing)
     return workers
 

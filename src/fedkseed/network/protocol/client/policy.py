@@ -141,12 +141,8 @@ class Policy(Table):
     def _require_private(self, recipe: Recipe, epsilon: float) -> None:
         """Refuse a recipe whose whole run would spend more than the owner allows."""
         privacy, delta = recipe.privacy, self.training.delta
-        if privacy is None or privacy.times is None:
-            raise _refusal("uploads without noise, [privacy]", None, f"epsilon = {epsilon:g}")
-        if privacy.unit == "client" and recipe.secure is None:
-            raise _refusal(
-                "[privacy] without [secure], whose noise no client can check", None, f"epsilon = {epsilon:g}"
-            )
+        if privacy is None or privacy.times is None or (privacy.unit == "client" and recipe.secure is None):
+            raise _refusal("uploads without [privacy], or with noise of the server's", None, f"epsilon = {epsilon:g}")
         if privacy.unit == "example":  # whose noise this client finds itself, from these two
             kept = privacy.epsilon is not None and privacy.epsilon <= epsilon and privacy.delta <= delta
             found = privacy.epsilon

@@ -19,6 +19,7 @@ from ....recipe.reading import parse, tables, typed
 from ....recipe.rules import Where, require_legal
 from ....recipe.schema import Recipe, absolute_path
 from ..envelope import Code, RefusedError, printable, recipe_digest, refusing
+from ..masking_keys import listed_keys
 from ..run_history import RunHistory
 from ..signatures import ClientSigning, certificate, private_key
 from .policy import Policy, RowView, load_policy
@@ -58,11 +59,13 @@ def owner_of(
     """The settings that the owner of a client decides, with paths that hold in any directory.
 
     Raises:
-        FedKSeedError: there is no such file or device, or the policy can't be read.
+        FedKSeedError: there is no such file or device, or the policy or the list of members can't be read.
     """
     files = [None if file is None else str(file.expanduser().resolve()) for file in (basis, members)]
     if missing := [file for file in files if file is not None and not Path(file).is_file()]:
         raise FedKSeedError(f"there is no file {missing[0]}; mend the path, or leave the option out")
+    if members is not None:
+        listed_keys(members)  # refused now, and not by each worker
     name = model or "owner/name"
     if not (name.startswith("package:") or Path(name).expanduser().exists() or HUB_NAME.fullmatch(name)):
         raise FedKSeedError(f"no model at {name}; give a folder, a .gguf file, or owner/name on the Hugging Face hub")

@@ -48,7 +48,7 @@ def serve(directory: Path) -> None:
             owner = replace(owner, secret=batch_secret(directory))
         members = None if owner.members is None else listed_keys(Path(owner.members))
         masks = None if signing is None else partial(masking_client, directory, signing, members)
-        server = b"" if signing is None else signing.server
+        server = b"" if signing is None else signing.audience
         ledger = PrivacyLedger(ledger_path(), server, directory)
         load = partial(load_client, masks=masks, ledger=ledger, keeps=directory / TUNED)
         handler = TaskHandler(partial(follow_recipe, RecipeJournal(directory, server), owner, load=load), signing)
