@@ -11,10 +11,7 @@ from ..errors import FedKSeedError
 
 
 def agreed(private: X25519PrivateKey, public: bytes, place: str = "") -> bytes:
-    """The secret that the owners of two keys share.
-
-    Args:
-        place: where the public key stands, the beginning of an error.
+    """The secret that the owners of two keys share; the place of the public one begins an error.
 
     Raises:
         FedKSeedError: the public key is of low order: everybody would know the secret.

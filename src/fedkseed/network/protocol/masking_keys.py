@@ -34,10 +34,7 @@ def masking_comment(identity: ec.EllipticCurvePrivateKey) -> str:
 
 
 def masking_key_in(line: str, place: str = "") -> bytes | None:
-    """The public X25519 key in a line of OpenSSH's format; None if its comment holds none.
-
-    Args:
-        place: of the line, the beginning of an error.
+    """The public X25519 key in a line of OpenSSH's format, whose place begins an error; None if its comment holds none.
 
     Raises:
         FedKSeedError: it is one of low order, with which masks hide nothing.

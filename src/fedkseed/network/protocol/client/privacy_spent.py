@@ -82,10 +82,11 @@ class PrivacyLedger:
                     self._charge(database, rows, of, cost)
                 new = self._charge(database, rows, answer, amount)
                 spent = [database.execute("SELECT spent FROM rows WHERE row = ?", (row,)).fetchone()[0] for row in rows]
-                found = epsilon_of(1.0, max(spent), delta)
+                most = max(spent)
+                found = epsilon_of(1.0, most, delta)
                 if new and epsilon is not None and found > epsilon * (1 + 1e-9):
                     raise FedKSeedError(
-                        f"this answer would bring what {sum(cost == max(spent) for cost in spent):,} of the client's "
+                        f"this answer would bring what {spent.count(most):,} of the client's "
                         f"{len(rows):,} rows have spent to epsilon = {found:.4g} at delta = {delta:g}, and the policy "
                         f"says epsilon = {epsilon:g}; {self.path} has what was spent, by all clients of this user"
                     )
