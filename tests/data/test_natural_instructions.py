@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 import tarfile
 from contextlib import suppress
 from pathlib import Path
@@ -274,11 +275,39 @@ def test_an_archive_that_claims_to_be_endless_is_refused(tmp_path, name, packed)
         split_lists(str(path))
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("x/splits/default/train_tasks.txt", tarfile.SYMTYPE),
+        ("x/tasks/task1.json", tarfile.LNKTYPE),
+        ("x/console", tarfile.CHRTYPE),
+        ("x/pipe", tarfile.FIFOTYPE),
+        ("../../etc/passwd", tarfile.REGTYPE),
+        ("/etc/passwd", tarfile.REGTYPE),
+    ],
+)
+def test_links_devices_and_paths_out_of_an_archive_are_refused_by_name(tmp_path, name, kind):
+    """Finding 19: a symbolic link ended with a KeyError."""
+    (tmp_path / "a.tar").write_bytes(header(name, 0, kind) + bytes(1024))
+    with pytest.raises(FedKSeedError, match=rf"file 1, '{re.escape(name)}', is a link, a device, sparse, or outside"):
+        split_lists(str(tmp_path / "a.tar"))
+
+
+def test_an_archive_that_unpacks_to_far_more_than_it_has_is_refused_before_it_is_unpacked(tmp_path):
+    path = tmp_path / "bomb.tar.gz"
+    path.write_bytes(gzip.compress(header("x/skipped", 1 << 25) + bytes(1 << 25)))
+    with pytest.raises(FedKSeedError, match=r"files of 16,777,216 bytes in all.*'x/skipped', claims 33,554,432"):
+        split_lists(str(path))
+    path.write_bytes(gzip.compress((header("x", 1 << 23, tarfile.XHDTYPE) + b"8388608 a=" + b"b" * (1 << 23)) * 4))
+    with pytest.raises(FedKSeedError, match=r"bomb\.tar\.gz"):
+        split_lists(str(path))
+
+
 def test_an_archive_of_many_names_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(natural_instructions, "MAX_MEMBERS", 100)
     path = tmp_path / "bomb.tar.gz"
     path.write_bytes(gzip.compress(b"".join(header(f"f{k}", 0) for k in range(102)) + bytes(1024)))
-    with pytest.raises(FedKSeedError, match=r"at most 100 files .* file 101, f100, claims 0"):
+    with pytest.raises(FedKSeedError, match=r"at most 100 files .* file 101, 'f100', claims 0"):
         split_lists(str(path))
 
 

@@ -19,7 +19,8 @@ from typing import Any, TypeAlias
 
 from ..errors import FedKSeedError, first_line, needs_extra
 from .first_bytes import LOOKED_AT, what_it_is
-from .layouts import KNOWN_NAMES, Columns, names_of, needed_columns, simplified
+from .layouts import KNOWN_NAMES, Columns, listed, names_of, needed_columns, simplified
+from .parquet import parquet_rows
 from .spreadsheets import sheets_of
 from .text_encodings import REMEDY, decode, encoding_of, marked_encoding
 
@@ -37,6 +38,7 @@ MAX_ROWS = 1 << 22  # rows, or lines
 # gzip packs text to a third or a tenth, and what is made to fill a disk or a memory to a thousandth.
 MAX_RATIO = 100
 MAX_SMALL = 1 << 24  # bytes, up to which a file may unpack whatever its ratio: a few rows again and again
+MAX_COLUMNS = 1 << 14  # of a table, as of a sheet of Excel
 HEAD = 20  # first lines of a table, among which the names of its columns stand
 LONGEST_NAMES = 1 << 14  # characters of a line in which names are looked for
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
@@ -102,7 +104,7 @@ def open_rows(source: str, columns: Columns | None = None, notes: list[str] | No
     if known:
         raise FedKSeedError(f"the data file {path} can't be read: {known}")
     if formatted[0] == ".parquet":
-        return str(path), _table(str(path), "Parquet")
+        return str(path), _parquet(path)
     table = _Names(str(path), columns or {}, [] if notes is None else notes)
     return str(path), (_sheets(path, table) if formatted[0] in SHEETS else _unpacked_rows(path, *formatted, table))
 
@@ -150,7 +152,7 @@ class _Unpacked:
         if self.encoding in ("utf-16-le", "utf-16-be"):
             notes.append("read as UTF-16, of which it has no mark")
         self.row_bytes = 0  # of a row's lines so far, for formats whose rows can have several
-        self._room = min(MAX_BYTES, max(MAX_SMALL, MAX_RATIO * path.stat().st_size)) if packing else MAX_BYTES
+        self._room = room_of(path) if packing else MAX_BYTES
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """The number of each line, and its text with the end of line, but without a byte order mark."""
@@ -334,17 +336,22 @@ class _Names:
         if above:
             self.notes.append(f"{above} line{'s' * (above > 1)} above the names of columns not used")
         place, header = head[above] if head else ("", [])
+        if len(header) > MAX_COLUMNS:
+            raise FedKSeedError(
+                f"{self.source}, {place}: {len(header):,} columns, at most {MAX_COLUMNS:,} go; is it a data file?"
+            )
         if twice := [name for name, count in Counter(header).items() if name and count > 1]:
             raise FedKSeedError(f"{self.source}, {place}: two columns have the name {twice[0]!r}; rename one")
         nameless = [k for k, name in enumerate(header) if not name]
         names = [name or f"column {k + 1}" * (len(nameless) > 1) for k, name in enumerate(header)]
+        shown = listed(header)
         for place, record in chain(head[above + 1 :], records):
             if len(record) < len(header) or any(record[len(header) :]):
                 yield (
                     place,
                     FedKSeedError(
                         f"{self.source}, {place}: {len(record)} fields, and the first line names {len(header)} columns "
-                        f"({', '.join(header)}); {remedy}"
+                        f"({shown}); {remedy}"
                     ),
                 )
             else:
@@ -395,8 +402,7 @@ def _separated_values(unpacked: _Unpacked, separators: str, table: _Names) -> Pl
 
 def _sheets(path: Path, table: _Names) -> Placed:
     """The rows of the sheets whose columns fit a layout, or else of the longest; the others are named in the notes."""
-    room = min(MAX_BYTES, max(MAX_SMALL, MAX_RATIO * path.stat().st_size))
-    sheets = sheets_of(path, room)
+    sheets = sheets_of(path, room_of(path))
     filled = {sheet.name: [row for row in sheet.rows if any(row)] for sheet in sheets}
     needed = {name: table.header(rows[:HEAD])[1] for name, rows in filled.items()}
     shown = [sheet for sheet in sheets if not sheet.hidden]
@@ -416,21 +422,27 @@ def _sheets(path: Path, table: _Names) -> Placed:
         yield from table.rows(((f"{within}row {k}", row) for k, row in enumerate(sheet.rows, 1)), "name the others")
 
 
+def _parquet(path: Path) -> Placed:
+    try:
+        for number, row in enumerate(parquet_rows(str(path), MAX_ROWS, MAX_COLUMNS, room_of(path)), 1):
+            yield f"row {number}", row
+    except FedKSeedError:
+        raise
+    except Exception as error:  # many kinds for a damaged file
+        raise FedKSeedError(f"the data file {path} can't be read: {first_line(error)}") from error
+
+
+def room_of(path: Path) -> int:
+    """The bytes to which a packed file may unpack."""
+    return min(MAX_BYTES, max(MAX_SMALL, MAX_RATIO * path.stat().st_size))
+
+
 def _table(source: str, kind: str) -> Placed:
-    """The rows of a Parquet file, a folder that `save_to_disk` wrote, or a data set on the hub."""
+    """The rows of a folder that `save_to_disk` wrote, or a data set on the hub."""
     try:
         with needs_extra(f"reading {source} needs", "data"):
             import datasets
-            from pyarrow.parquet import read_metadata
-        if kind == "hub":
-            table = datasets.load_dataset(source, split="train")
-        elif kind == "Parquet":
-            about = read_metadata(source)  # before the file is unpacked
-            size = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
-            _require_size(source, about.num_rows, size)
-            table = datasets.Dataset.from_parquet(source, keep_in_memory=True)
-        else:
-            table = datasets.load_from_disk(source)
+        table = datasets.load_dataset(source, split="train") if kind == "hub" else datasets.load_from_disk(source)
         if isinstance(table, datasets.DatasetDict):
             name, *others = map(str, table)
             if others:
@@ -438,7 +450,11 @@ def _table(source: str, kind: str) -> Placed:
                 raise FedKSeedError(f"{source} holds the data sets {of}; name one, as {Path(source, name)}")
             table = table[name]
         table = table.with_format(None)  # a saved one may give its rows as tensors
-        _require_size(source, table.num_rows, table.data.nbytes)
+        if table.num_rows > MAX_ROWS or table.data.nbytes > MAX_BYTES:
+            raise FedKSeedError(
+                f"{source}: a file has at most {MAX_ROWS:,} rows of {MAX_BYTES:,} bytes in all, it has "
+                f"{table.num_rows:,} of {table.data.nbytes:,}; share it out over several"
+            )
         labels = {name: of for name, of in table.features.items() if isinstance(of, datasets.ClassLabel)}
         for number, row in enumerate(map(dict, table), 1):
             for name, names in labels.items():  # stored as numbers, and -1 where there is none
@@ -453,11 +469,3 @@ def _table(source: str, kind: str) -> Placed:
                 f"Face hub can't be loaded: {first_line(error)}"
             ) from error
         raise FedKSeedError(f"the data file {source} can't be read: {error}") from error
-
-
-def _require_size(source: str, rows: int, size: int) -> None:
-    if rows > MAX_ROWS or size > MAX_BYTES:
-        raise FedKSeedError(
-            f"{source}: a file has at most {MAX_ROWS:,} rows of {MAX_BYTES:,} bytes in all, it has {rows:,} of "
-            f"{size:,}; share it out over several"
-        )

@@ -3,19 +3,21 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, time
 from decimal import Decimal
 from functools import lru_cache
 from hashlib import sha256
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 from unicodedata import normalize
 
 from ..errors import FedKSeedError
 from ..recipe.schema import tidy
 
+NAMES_SHOWN, LONGEST_NAME = 8, 60  # in an error, and their characters
 MAX_TURNS = 256  # messages of a conversation; for each earlier answer the chat template is run once more
 USER, ASSISTANT, SYSTEM, TOOL = "user", "assistant", "system", "tool"
 CONVERSATIONS = ("chat", "sharegpt")  # layouts
@@ -111,7 +113,7 @@ class RowLayout:
 
     def refusal(self, row: Mapping[str, Any], where: str) -> str:
         """The refusal of a row with needed columns missing, without what to do."""
-        return f"{where}: no column {' and no '.join(self.missing(row))}; columns found: {', '.join(row) or 'none'}"
+        return f"{where}: no column {' and no '.join(self.missing(row))}; columns found: {listed(row) or 'none'}"
 
     def example(self, row: Mapping[str, Any], where: str, counts: Counter[str] | None = None) -> Example:
         """The example of a row; it has no response where there is nothing to learn.
@@ -407,6 +409,13 @@ def normalised(column: str) -> str:
     return normalize("NFC", tidy(column).casefold())
 
 
+def listed(names: Collection[str]) -> str:
+    """The first names of columns, for an error: a file may have thousands, and as many faulty rows."""
+    first = [name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…" for name in islice(names, NAMES_SHOWN)]
+    more = len(names) - len(first)
+    return ", ".join([*first, *([f"and {more:,} more"] if more else [])])
+
+
 @lru_cache(maxsize=1 << 12)
 def simplified(text: str) -> str:
     """The letters and digits of a text without accents and case, as names of COMMON are compared."""
@@ -478,7 +487,7 @@ def fit(row: Mapping[str, Any], columns: Columns, layout: str | None, where: str
     names = [name for name in reversed(different.values()) if name != "text"]
     if fitting[0].name != "instruction" and len(names) > 1:
         raise FedKSeedError(
-            f"{where}: the columns {', '.join(row)} fit the layouts {' and '.join(names)}; say which, as [data] layout "
+            f"{where}: the columns {listed(row)} fit the layouts {' and '.join(names)}; say which, as [data] layout "
             f"= {names[0]!r}"
         )
     return fitting[0]

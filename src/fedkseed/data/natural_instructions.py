@@ -20,7 +20,7 @@ from typing import Literal
 from ..errors import FedKSeedError, first_line
 from ..files import read_whole
 from ..randomness import Purpose, generator
-from .file_formats import parse
+from .file_formats import parse, room_of
 from .layouts import Example, text
 from .text_encodings import decode
 
@@ -132,14 +132,19 @@ def _files(source: str, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         elif root.is_file():
             with _unpacked(root) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
                 for number, member in enumerate(archive):
-                    parts, most = PurePosixPath(member.name).parts, MAX_ARCHIVE - member.offset_data
+                    parts, most = PurePosixPath(member.name).parts, stream.room - member.offset_data
                     ends = wanted & {"/".join(parts[-2:]), "/".join(parts[-3:])}
                     if ends:
                         most = min(most, MAX_FILE)
                     if number >= MAX_MEMBERS or not 0 <= member.size <= most:  # tarfile goes back, for ever, if < 0
                         raise FedKSeedError(
-                            f"{root}: an archive has at most {MAX_MEMBERS:,} files of {MAX_ARCHIVE:,} bytes in all, "
-                            f"{MAX_FILE:,} in a task; file {number + 1}, {member.name}, claims {member.size:,}"
+                            f"{root}: an archive has at most {MAX_MEMBERS:,} files of {stream.room:,} bytes in all, "
+                            f"{MAX_FILE:,} in a task; file {number + 1}, {member.name[:80]!r}, claims {member.size:,}"
+                        )
+                    if not (member.isreg() or member.isdir()) or member.issparse() or {"..", "/"} & {*parts}:
+                        raise FedKSeedError(
+                            f"{root}: file {number + 1}, {member.name[:80]!r}, is a link, a device, sparse, or outside "
+                            "of the archive's folder; take an archive of plain files and folders"
                         )
                     if ends and (file := archive.extractfile(member)):
                         wanted -= ends
@@ -156,14 +161,18 @@ def _files(source: str, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
 
 
 class _Limited(io.BufferedReader):
-    """A stream of which no more than `MAX_FILE` bytes are read at once.
+    """A stream of which no more than `MAX_FILE` bytes are read at once, and no more than `room` in all.
 
     A file in an archive, and also a header, may claim any size, and tarfile reads it whole.
     """
 
+    room = MAX_ARCHIVE
+
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= MAX_FILE:
             raise FedKSeedError(f"a part of an archive has 0 to {MAX_FILE:,} bytes, one claims {size:,}")
+        if self.tell() > self.room:
+            raise FedKSeedError(f"an archive of this size unpacks to at most {self.room:,} bytes; get it again")
         return super().read(size)
 
 
@@ -173,7 +182,9 @@ def _unpacked(path: Path) -> _Limited:
         start = file.read(6)
     openers = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
     opened = next((opener for magic, opener in openers.items() if start.startswith(magic)), open)
-    return _Limited(opened(path, "rb"))
+    limited = _Limited(opened(path, "rb"))
+    limited.room = min(MAX_ARCHIVE, room_of(path)) if opened is not open else MAX_ARCHIVE
+    return limited
 
 
 def _examples(name: str, content: bytes, where: str) -> list[Example]:

@@ -11,10 +11,22 @@ from typing import Any
 from ..errors import FedKSeedError
 from .file_formats import READABLE, SAMPLES, SHEETS, TABLES, format_of, is_saved, open_rows
 from .first_bytes import what_it_is
-from .layouts import AFTER, LAYOUTS, SKIPPED, Columns, Example, RowLayout, fit, is_placeholder, names_of, normalised
+from .layouts import (
+    AFTER,
+    LAYOUTS,
+    NAMES_SHOWN,
+    SKIPPED,
+    Columns,
+    Example,
+    RowLayout,
+    fit,
+    is_placeholder,
+    names_of,
+    normalised,
+)
 
+MAX_FAULTS = 1 << 16  # faulty rows of a file: each has a text in memory, of a row that may have two bytes
 FAULTS_SHOWN = 20  # faulty rows in an error; of more, their number
-NAMES_SHOWN = 8  # unused columns and keys in a line, and places of remarks of a kind; of more, their number
 DETAILS = re.compile(r"""\d+|'[^']*'|"[^"]*\"""")  # in which faults of one kind differ
 # What stands in rows and hardly in names of columns: 40 characters or 7 words and more, a sentence, or a number.
 ROW_CELL = re.compile(r"(?s).{40,}|\s*(\S+\s+){6,}\S+\s*|.*[.!?]\s*|[\d.,% -]+")
@@ -41,6 +53,8 @@ class DataFile:
     def add_fault(self, error: FedKSeedError) -> None:
         """Note a row that can't be used; the error's text begins with its place, as `place` gives it."""
         self.faults.append(str(error).removeprefix(f"{self.source}, "))
+        if len(self.faults) > MAX_FAULTS:
+            raise _refusal(self.source, self.faults, "is it a data file? Mend it, or share it out over several")
 
     def refuse_faults(self) -> None:
         """Refuse the file if some rows can't be used, unless its owner has asked to leave them out.

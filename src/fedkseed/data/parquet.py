@@ -1,0 +1,126 @@
+"""Rows of Parquet files, in batches, without a copy on disk; a file may come from a stranger.
+
+Ten bytes of it can stand for 2^31 values, and a footer may say any size. So the header of each page is read first, and
+decoded texts are counted before they are made. Layout: https://parquet.apache.org/docs/file-format/
+"""
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import FedKSeedError, needs_extra
+
+BATCH = 1 << 14  # values, and so rows of one column
+FLAT, NESTED = 8, 64  # bytes that a value takes in memory at least: in a column, and as an item of a row's list
+FOOTER: Any = {"thrift_container_size_limit": 1 << 16, "thrift_string_size_limit": 1 << 26}  # items, bytes
+UNCOMPRESSED, COMPRESSED, VALUES = 2, 3, 1  # fields of headers
+PAGES = 5, 7, 8  # fields with the header of a page of values, of a dictionary, of values in version 2
+BOOLEANS, BYTE, INTEGERS, DOUBLE, BINARY, STRUCT = (1, 2), 3, (4, 5, 6), 7, 8, 12  # types of Thrift's compact protocol
+
+
+def parquet_rows(path: str, most_rows: int, most_columns: int, room: int) -> Iterator[dict[str, Any]]:
+    """The rows of a file; classes, which `datasets` stores as numbers, by their names.
+
+    Args:
+        room: bytes that the file may decode to.
+
+    Raises:
+        FedKSeedError: the file is beyond a limit; a damaged one raises an error of pyarrow.
+    """
+    with needs_extra(f"reading {path} needs", "data"):
+        import datasets
+        from pyarrow.parquet import ParquetFile
+    with ParquetFile(path, **FOOTER) as file:
+        about, columns = file.metadata, [file.schema.column(k) for k in range(len(file.schema))]
+        if len(columns) > most_columns:
+            raise FedKSeedError(f"{path} has {len(columns):,} columns, at most {most_columns:,} go; is it a data file?")
+        texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+    size = 0 if about.num_rows > most_rows else _announced(path, about, columns, room)
+    if about.num_rows > most_rows or size > room:
+        limits = f"at most {most_rows:,} rows of {room:,} bytes, of a file of {Path(path).stat().st_size:,}"
+        got = f"{about.num_rows:,} rows" if about.num_rows > most_rows else f"pages of {size:,} bytes"
+        raise FedKSeedError(f"{path} has {got}, {limits}, go; share it out over several")
+    with ParquetFile(path, read_dictionary=texts, **FOOTER) as file:
+        features = datasets.Features.from_arrow_schema(file.schema_arrow)
+        if len(features) < len(file.schema_arrow):
+            raise FedKSeedError(f"{path}: two columns have one name; rename one")
+        labels = {name: of for name, of in features.items() if isinstance(of, datasets.ClassLabel)}
+        for batch in file.iter_batches(max(1, BATCH // max(1, len(columns)))):
+            room -= sum(map(_decoded, batch.columns))
+            if room < 0:
+                raise FedKSeedError(f"{path} decodes to far more bytes than it has; is it a data file?")
+            for row in batch.to_pylist():
+                for name, names in labels.items():  # -1 where there is none
+                    row[name] = None if row[name] in (None, -1) else names.int2str(row[name])
+                yield row
+
+
+def _decoded(array: Any) -> int:
+    """The bytes of an array's values, each text as often as it is there."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    functions: Any = pyarrow.compute
+    if pa.types.is_dictionary(array.type):
+        lengths = functions.binary_length(array.dictionary)
+        return functions.sum(lengths.cast("int64").take(array.indices)).as_py() or 0
+    if pa.types.is_struct(array.type):
+        return sum(map(_decoded, array.flatten()))
+    if pa.types.is_nested(array.type):
+        return _decoded(array.flatten()) + FLAT * len(array)
+    return array.nbytes
+
+
+def _announced(path: str, about: Any, columns: list[Any], room: int) -> int:
+    """The bytes to which a file's pages unpack, or of which their values take more, until they are more than `room`."""
+    size = 0
+    with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for group in range(about.num_row_groups):
+            for number, column in enumerate(columns):
+                chunk = about.row_group(group).column(number)
+                at = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)), default=0)
+                end, each = at + chunk.total_compressed_size, NESTED if column.max_repetition_level else FLAT
+                while at < end:
+                    header, at = _struct(data, at)
+                    values = sum(header[kind].get(VALUES, 0) for kind in PAGES if kind in header)
+                    size += max(header[UNCOMPRESSED], values * each, NESTED)
+                    if min(header[UNCOMPRESSED], header[COMPRESSED], values) < 0:
+                        raise FedKSeedError(f"{path} is damaged: a page has a negative size; get it again")
+                    if size > room:
+                        return size
+                    at += header[COMPRESSED]
+    return size
+
+
+def _struct(data: mmap.mmap, at: int) -> tuple[dict[int, Any], int]:
+    """The integers and structs of a Thrift struct by their fields' numbers, and the byte behind it."""
+    fields, number = dict[int, Any](), 0
+    while head := data[at]:
+        at, kind = at + 1, head & 15
+        if head >> 4:
+            number += head >> 4
+        else:
+            number, at = _integer(data, at)
+        if kind in INTEGERS:
+            fields[number], at = _integer(data, at)
+        elif kind == BINARY:
+            length, at = _varint(data, at)
+            at += length
+        elif kind == STRUCT:
+            fields[number], at = _struct(data, at)
+        elif kind not in BOOLEANS:
+            at += {BYTE: 1, DOUBLE: 8}[kind]
+    return fields, at + 1
+
+
+def _integer(data: mmap.mmap, at: int) -> tuple[int, int]:
+    number, at = _varint(data, at)
+    return (number >> 1) ^ -(number & 1), at
+
+
+def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while data[at] & 128 and shift < 64:
+        number, at, shift = number | (data[at] & 127) << shift, at + 1, shift + 7
+    return number | data[at] << shift, at + 1
