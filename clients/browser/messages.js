@@ -95,7 +95,8 @@ export async function restored(data, kept) {
     throw broken("a damaged difference");
   }
   const about = (/** @type {Uint8Array} */ of) => join(of.subarray(6, 7), of.subarray(12, 56));
-  if (!kept || !same(kept.subarray(-4), data.subarray(56, 60)) || !same(about(kept), about(data))) return null;
+  if (!kept || !same(kept.subarray(-4), data.subarray(56, 60))) return null;
+  if (!same(about(kept), about(data))) throw broken("a difference of another pool or base than what it refers to");
   const difference = await inflated(data.subarray(64, -4), kept.length - 60);
   const body = kept.slice(56, -4);
   body.forEach((byte, at) => (body[at] = byte + difference[at]));

@@ -79,6 +79,16 @@ def test_a_client_that_lacks_the_message_before_says_so():
     assert decode(lack(sent, 12), Lack) == Lack(RUN, 7, 12)
 
 
+def test_a_delta_of_another_pool_or_base_than_the_message_that_it_names_is_refused():
+    kept, whole = broadcasts("compact")
+    delta = decode(shorten(whole, kept), Delta)
+    pool = replace(RUN.pool, key=RUN.pool.key ^ 1)
+    for run in (Run(pool, RUN.base), Run(replace(RUN.pool, family="hashed"), RUN.base), Run(RUN.pool, bytes(32))):
+        with pytest.raises(FedKSeedError, match="another family, pool, basis or base"):
+            restore(encode(replace(delta, run=run)), kept)
+        assert restore(encode(replace(delta, run=run)), whole) is None, "a client that has not kept it says so"
+
+
 def broken(difference: bytes, **changes) -> bytes:
     return encode(replace(decode(SENT, Delta), difference=difference, **changes))
 

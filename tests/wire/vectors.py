@@ -20,7 +20,7 @@ from fedkseed.randomness import draw_directions
 from fedkseed.wire.codec import HEADER, KINDS, TRAILER, Record, decode, encode, sealed
 from fedkseed.wire.int8 import compact, pack
 from fedkseed.wire.numbers import scalar
-from fedkseed.wire.records import Delta, Run
+from fedkseed.wire.records import Delta, History, Run
 from tests.wire.fuzz import pair, specimens
 
 PATH = Path(str(files("fedkseed.wire") / "vectors.json"))
@@ -113,8 +113,8 @@ def deltas() -> list[dict[str, Any]]:
     cases: list[tuple[str, str, bytes | None, Delta]] = [
         ("nothing kept", "lack", None, good),
         ("another message kept", "lack", kept, replace(good, kept=good.kept ^ 1)),
-        ("of another pool", "lack", kept, replace(good, run=other)),
-        ("of another base", "lack", kept, replace(good, run=Run(good.run.pool, bytes(32)))),
+        ("of another pool", "refused", kept, replace(good, run=other)),
+        ("of another base", "refused", kept, replace(good, run=Run(good.run.pool, bytes(32)))),
         ("another checksum announced", "refused", kept, replace(good, whole=good.whole ^ 1)),
         ("a byte after the end of DEFLATE", "refused", kept, replace(good, difference=good.difference + b"\0")),
         ("DEFLATE cut short", "refused", kept, replace(good, difference=good.difference[:-1])),
@@ -150,7 +150,8 @@ def draw(key: int, round_: int, client: int, size: int) -> dict[str, Any]:
 
 
 def fields_of(record: Record) -> dict[str, Any]:
-    return {field.name: plain(getattr(record, field.name)) for field in fields(record)}
+    found = {field.name: plain(getattr(record, field.name)) for field in fields(record)}
+    return found | ({"b": record.counts.shape[1]} if isinstance(record, History) else {})
 
 
 def plain(value: Any) -> Any:
@@ -182,8 +183,10 @@ def real(x: float | str | None) -> float:
 def record_of(kind: str, table: dict[str, Any]) -> Record:
     """A record from its fields."""
     of = next(row.record for row in KINDS.values() if row.record.__name__ == kind)
-    made = {}
+    made, b = {}, table.get("b")
     for name, value in table.items():
+        if name == "b":
+            continue
         match value:
             case {"base": base, "key": key, "size": size, "family": family}:
                 made[name] = Run(
@@ -194,7 +197,7 @@ def record_of(kind: str, table: dict[str, Any]) -> Record:
             case list() if kind == "Subtotal":
                 made[name] = np.array(value, INTEGERS[name])
             case list() if name == "counts" and kind == "History":
-                made[name] = np.array(value, np.uint32).reshape(len(value), -1 if value else 2)
+                made[name] = np.array(value, np.uint32).reshape(len(value), b)
             case list():
                 made[name] = np.array([x if name in TYPES else real(x) for x in value], TYPES.get(name, np.float32))
             case str() if name in ("difference", "broadcast", "data"):

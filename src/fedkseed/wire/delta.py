@@ -36,8 +36,10 @@ def restore(data: bytes, kept: bytes | None) -> bytes | None:
     if kind_of(data) is not Delta:
         return data
     delta = decode(data, Delta)
-    if kept is None or delta.kept != _check(kept) or (data[FAMILY], _run(data)) != (kept[FAMILY], _run(kept)):
+    if kept is None or delta.kept != _check(kept):
         return None
+    if (data[FAMILY], _run(data)) != (kept[FAMILY], _run(kept)):
+        raise FedKSeedError("a delta is of another family, pool, basis or base than the message to which it refers")
     size, inflate = _body(kept).size, zlib.decompressobj(-15)
     try:
         difference = inflate.decompress(delta.difference, size + 1)  # a broken delta can't fill the memory

@@ -183,8 +183,10 @@ def restored(data: bytes, kept: bytes | None) -> bytes | None:
     """
     if data[5:6] != b"\x06":
         return data
-    if kept is None or kept[-4:] != data[56:60] or (kept[6], kept[12:56]) != (data[6], data[12:56]):
+    if kept is None or kept[-4:] != data[56:60]:
         return None
+    if (kept[6], kept[12:56]) != (data[6], data[12:56]):
+        raise Reply(2, "task")
     inflate, body = zlib.decompressobj(-15), np.frombuffer(kept[56:-4], np.uint8)
     try:
         difference = inflate.decompress(data[64:-4], body.size + 1)
