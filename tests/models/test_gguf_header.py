@@ -122,6 +122,47 @@ def test_a_model_is_loaded_with_one_reading_of_its_file_and_one_table_of_names(m
     assert gguf.GGUFReader is patched  # nothing is kept
 
 
+def test_a_vocabulary_that_the_tensors_lack_takes_no_memory(tmp_path, monkeypatch):
+    """Finding 14: a file of 581 bytes with 2^24 tokens took 4.5 GB."""
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+    for add, number in (
+        (writer.add_block_count, 1), (writer.add_embedding_length, 4), (writer.add_feed_forward_length, 4),
+        (writer.add_head_count, 1), (writer.add_context_length, 16), (writer.add_layer_norm_rms_eps, 1e-5),
+        (writer.add_vocab_size, 1 << 24),
+    ):  # fmt: skip
+        add(number)
+    writer.add_tensor("token_embd.weight", np.zeros((2, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    monkeypatch.setattr("fedkseed.models.load.AutoModelForCausalLM.from_pretrained", None)
+    with pytest.raises(FedKSeedError, match=r"has 67,108,988 weights and .* hold 8 numbers in \d+ bytes"):
+        load_model(str(tmp_path / "a.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"vocab_size": 1 << 26}, "weights and .* its files hold"),
+        ({"intermediate_size": 1 << 26}, "weights and .* its files hold"),
+        ({"num_hidden_layers": 1 << 30}, "num_hidden_layers is 1,073,741,824, at most 10,000"),
+        ({"num_hidden_layers": 10_000}, "has 10,000 layers, its files"),
+        ({"head_dim": 1 << 26}, "weights and .* its files hold"),
+    ],
+)
+def test_a_folder_whose_description_is_larger_than_its_weights_takes_no_memory(
+    model_folder, tmp_path, monkeypatch, change, words
+):
+    for path in model_folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"layer_types": None} | change))
+    monkeypatch.setattr("fedkseed.models.load.AutoModelForCausalLM.from_pretrained", None)
+    with pytest.raises(FedKSeedError, match=words):
+        load_model(str(tmp_path))
+
+
 def test_weights_in_a_pickle_are_not_read(model_folder, tmp_path):
     """Reading a pickle can run code, and the safe kind of reading is a promise of one release of PyTorch."""
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):

@@ -1,25 +1,30 @@
 """Loading of causal language models and tokenizers: from a folder, a GGUF file, a package's file, a hub name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import gguf
 import torch
 import transformers
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from ..errors import FedKSeedError, first_line
+from ..files import read_table
 from .checkpoint import require_dense, require_used, settle_ties
 from .gguf_config import gguf_config
 from .gguf_header import read_once, require_sane
 from .place import ModelSource, find, require_there
 from .quantised import BLOCK_TYPES, empty_model, load_gguf, names_in_file, quantise
 
+MOST_LAYERS = 10_000  # the deepest language models have some 130
+MOST_BUFFERS = 1 << 28  # bytes of tables that a model computes, beyond the size of its files: GPT-2's have 12 MB
 STORAGES = ("dense", "as stored", *BLOCK_TYPES)
 # How far other last tokens may move the logits before them, as a share of the logits' spread: those of untrained BERTs
 # of 2 and 6 layers move by 0.02 and 0.8, of eight causal families by exactly 0, in float32 and bfloat16.
@@ -60,6 +65,8 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
         with _readable(f"the model {model} can't be loaded as stored", source):
             return load_gguf(source.gguf_path, DTYPES[dtype], device).requires_grad_(False).eval()
     options, config = source.options, _config(source, model)
+    with _readable(f"the model {model} can't be loaded", source):
+        _require_fits(config, source)
     if source.gguf_path is None:
         require_dense(config, model)
     elif (packing := getattr(transformers, "GgufConfig", None)) is not None:
@@ -162,7 +169,41 @@ def _config(source: ModelSource, model: str) -> Any:
     with _readable(f"the configuration of {model} can't be read", source):
         if source.gguf_path is not None:
             return gguf_config(source.gguf_path)
+        file = Path(source.name) / "config.json"
+        about = read_table(file, by_hand=True) if file.is_file() else {}
+        for table in (about, *(part for part in about.values() if isinstance(part, dict))):
+            for key, number in table.items():  # libraries make a list of as many before they look at a weight
+                if "layer" in key and isinstance(number, int) and number > MOST_LAYERS:
+                    raise FedKSeedError(f"{file}: {key} is {number:,}, at most {MOST_LAYERS:,} go; get the model again")
         return AutoConfig.from_pretrained(source.name, trust_remote_code=False)
+
+
+def _require_fits(config: Any, source: ModelSource) -> None:
+    """Refuse a description of a model that is larger than its files: memory would be taken before a weight is missed.
+
+    Models on the hub are not looked at: their files are not here yet.
+    """
+    files = sorted(Path(source.name).glob("*.safetensors")) if source.gguf_path is None else [source.gguf_path]
+    shapes = list[Sequence[int]]()
+    for file in files:
+        if source.gguf_path is not None:
+            shapes += [tensor.shape.tolist() for tensor in gguf.GGUFReader(str(file)).tensors]
+        else:
+            with safe_open(file, "np") as tensors:
+                shapes += [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118 - no mapping
+    text, held, size = config.get_text_config(), sum(map(prod, shapes)), sum(file.stat().st_size for file in files)
+    if not files:
+        return
+    layers = getattr(text, "num_hidden_layers", None) or 0
+    if not 0 <= layers <= len(shapes):
+        raise FedKSeedError(f"its description has {layers:,} layers, its files {len(shapes):,} tensors")
+    empty = empty_model(config, include_buffers=True)
+    weights, buffers = sum(p.numel() for p in empty.parameters()), sum(b.nbytes for b in empty.buffers())
+    if weights > held or buffers > max(MOST_BUFFERS, size):
+        raise FedKSeedError(
+            f"its description has {weights:,} weights and {buffers:,} bytes of tables, its files hold {held:,} numbers "
+            f"in {size:,} bytes; get the whole model"
+        )
 
 
 def skeleton(model: str) -> Any:

@@ -123,9 +123,9 @@ def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
     return moved(model, device)
 
 
-def empty_model(config: Any, **options: Any) -> Any:
-    """A model of a configuration, without memory for its weights."""
-    with init_empty_weights():
+def empty_model(config: Any, include_buffers: bool = False, **options: Any) -> Any:
+    """A model of a configuration, without memory for its weights, or for its buffers either."""
+    with init_empty_weights(include_buffers):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
     model.tie_weights()
     return model
