@@ -4,7 +4,8 @@ An input is a message that was broken, or bytes that were invented in a message'
 so that the checks behind it are reached. Two outcomes are correct: `FedKSeedError`, or a record that encodes to the
 same bytes. An accepted upload is then also aggregated, and an accepted difference restored, each of which must succeed
 or be refused. Any other exception, a warning, an input that takes seconds, or one that needs more than MEMORY is a
-finding: the campaign stops and prints the input. fuzz_basis.py has the same for files of bases.
+finding: the campaign stops and prints the input. fuzz_basis.py has the same for files of bases,
+fuzz_files.py for recipes, policies, bodies of a session, adapters and files of data and models.
 
 Inputs come in blocks; the inputs of a block follow from the campaign's seed and the block's number.
 """
@@ -45,6 +46,7 @@ from fedkseed.wire.int8 import compact, pack, packed_size
 from fedkseed.wire.records import Masked, Secured, Shares, Survivors
 
 from ..weights import fuzz_basis
+from . import fuzz_files
 
 BLOCK = 1000  # inputs
 SLOW = 2.0  # processor seconds; an input that takes longer is a finding
@@ -367,6 +369,7 @@ MUTATIONS = (_flip, _byte, _word, _word, _cut, _drop, _insert, _splice, _header,
 TARGETS: dict[str, tuple[Callable[[int, int], Iterator[bytes]], Callable[[bytes], tuple[str, str]]]] = {
     "messages": (made, judge),
     "bases": (files, fuzz_basis.judge),
+    **fuzz_files.targets((_flip, _byte, _word, _cut, _drop, _insert), BLOCK),
 }
 
 

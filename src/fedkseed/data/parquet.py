@@ -16,7 +16,8 @@ FLAT, NESTED = 8, 64  # bytes that a value takes in memory at least: in a column
 FOOTER: Any = {"thrift_container_size_limit": 1 << 16, "thrift_string_size_limit": 1 << 26}  # items, bytes
 UNCOMPRESSED, COMPRESSED, VALUES = 2, 3, 1  # fields of headers
 PAGES = 5, 7, 8  # fields with the header of a page of values, of a dictionary, of values in version 2
-BOOLEANS, BYTE, INTEGERS, DOUBLE, BINARY, STRUCT = (1, 2), 3, (4, 5, 6), 7, 8, 12  # types of Thrift's compact protocol
+GROUPS, CHUNKS, ABOUT, CHUNK_BYTES, FIRST_PAGES = 4, 1, 3, 7, (9, 11)  # fields of the footer, and what is in them
+BOOLEANS, BYTE, INTEGERS, DOUBLE, BINARY, LIST, STRUCT = (1, 2), 3, (4, 5, 6), 7, 8, 9, 12  # Thrift's compact protocol
 
 
 def parquet_rows(path: str, most_rows: int, most_columns: int, room: int) -> Iterator[dict[str, Any]]:
@@ -36,7 +37,7 @@ def parquet_rows(path: str, most_rows: int, most_columns: int, room: int) -> Ite
         if len(columns) > most_columns:
             raise FedKSeedError(f"{path} has {len(columns):,} columns, at most {most_columns:,} go; is it a data file?")
         texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
-    size = 0 if about.num_rows > most_rows else _announced(path, about, columns, room)
+    size = 0 if about.num_rows > most_rows else _announced(path, columns, room)
     if about.num_rows > most_rows or size > room:
         limits = f"at most {most_rows:,} rows of {room:,} bytes, of a file of {Path(path).stat().st_size:,}"
         got = f"{about.num_rows:,} rows" if about.num_rows > most_rows else f"pages of {size:,} bytes"
@@ -72,15 +73,17 @@ def _decoded(array: Any) -> int:
     return array.nbytes
 
 
-def _announced(path: str, about: Any, columns: list[Any], room: int) -> int:
+def _announced(path: str, columns: list[Any], room: int) -> int:
     """The bytes to which a file's pages unpack, or of which their values take more, until they are more than `room`."""
     size = 0
     with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for group in range(about.num_row_groups):
-            for number, column in enumerate(columns):
-                chunk = about.row_group(group).column(number)
-                at = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)), default=0)
-                end, each = at + chunk.total_compressed_size, NESTED if column.max_repetition_level else FLAT
+        # pyarrow's own view of a chunk ends the process (std::terminate, pyarrow 26) where its statistics are wrong
+        footer, _ = _struct(data, len(data) - 8 - int.from_bytes(data[-8:-4], "little"))
+        for group in footer.get(GROUPS, ()):
+            for chunk, column in zip(group[CHUNKS], columns, strict=True):
+                about = chunk[ABOUT]
+                at = min(about[page] for page in FIRST_PAGES if about.get(page))
+                end, each = at + about[CHUNK_BYTES], NESTED if column.max_repetition_level else FLAT
                 while at < end:
                     header, at = _struct(data, at)
                     values = sum(header[kind].get(VALUES, 0) for kind in PAGES if kind in header)
@@ -94,24 +97,37 @@ def _announced(path: str, about: Any, columns: list[Any], room: int) -> int:
 
 
 def _struct(data: mmap.mmap, at: int) -> tuple[dict[int, Any], int]:
-    """The integers and structs of a Thrift struct by their fields' numbers, and the byte behind it."""
+    """The integers, structs and lists of a Thrift struct by their fields' numbers, and the byte behind it."""
     fields, number = dict[int, Any](), 0
     while head := data[at]:
-        at, kind = at + 1, head & 15
+        at += 1
         if head >> 4:
             number += head >> 4
         else:
             number, at = _integer(data, at)
-        if kind in INTEGERS:
-            fields[number], at = _integer(data, at)
-        elif kind == BINARY:
-            length, at = _varint(data, at)
-            at += length
-        elif kind == STRUCT:
-            fields[number], at = _struct(data, at)
-        elif kind not in BOOLEANS:
-            at += {BYTE: 1, DOUBLE: 8}[kind]
+        fields[number], at = _field(data, at, head & 15)
     return fields, at + 1
+
+
+def _field(data: mmap.mmap, at: int, kind: int, listed: bool = False) -> tuple[Any, int]:
+    """A value, or None for one that is of no use here, and the byte behind it."""
+    if kind in INTEGERS:
+        return _integer(data, at)
+    if kind == STRUCT:
+        return _struct(data, at)
+    if kind == LIST:
+        items, inner, at = data[at] >> 4, data[at] & 15, at + 1
+        if items == 15:
+            items, at = _varint(data, at)
+        values = list[Any]()
+        for _ in range(items):  # each takes a byte at least, so that a large number ends with the file
+            value, at = _field(data, at, inner, listed=True)
+            values.append(value)
+        return values, at
+    if kind == BINARY:
+        length, at = _varint(data, at)
+        return None, at + length
+    return None, at + {BYTE: 1, DOUBLE: 8, **dict.fromkeys(BOOLEANS, int(listed))}[kind]
 
 
 def _integer(data: mmap.mmap, at: int) -> tuple[int, int]:

@@ -99,7 +99,11 @@ class Wording:
         """The wording of `facts`; what is not there is the default."""
         day = facts.get("date")
         template, separator = (facts.get(name) or getattr(cls(), name) for name in ("template", "separator"))
-        return cls(template, facts.get("separator", separator), datetime.date.fromisoformat(str(day)) if day else None)
+        try:
+            date = datetime.date.fromisoformat(str(day)) if day else None
+        except ValueError as error:
+            raise FedKSeedError(f"the date of a prompt is as 2026-01-31, got {ascii(day)[:40]}") from error
+        return cls(template, facts.get("separator", separator), date)
 
     @property
     def facts(self) -> dict[str, str]:
