@@ -35,6 +35,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import datasets  # noqa: F401 - the reader of Parquet loads it, and memory is counted from here on
 
+MEMORY = Path("/dev/shm")  # noqa: S108 - as in fuzz_basis.py
 RECIPES = Path(__file__).parents[2] / "recipes"
 WORDS = (b"[" * 99, b"a." * 40, b"9" * 5000, b'"', b"\n", b"\x1b[2J", b"\xff\xfe", b"\0", b"nan", b"-1", b"1e999",
          b"= [[", b"../", b"null", b"{", b"}", b"\xed\xa0\x80", b",", b";", b"'''")  # fmt: skip
@@ -147,23 +148,14 @@ def made(kind: str, breaks: Any, inputs: int, seed: int, block: int) -> Iterator
 
 def judge(kind: str, data: bytes) -> tuple[str, str]:
     """The kind of an input that is read and "", or "" and the words of the refusal; any other error is a finding."""
-    path = _folder(kind) / KINDS[kind][0]
-    path.write_bytes(data)
-    try:
-        KINDS[kind][2](path)
-    except FedKSeedError as error:
-        return "", re.split(r"[0-9(,;:'\"]", str(error).replace(str(path), "FILE"))[0].strip()[:60]
+    with TemporaryDirectory(prefix="fedkseed-fuzz-", dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        path = Path(folder) / KINDS[kind][0]
+        path.write_bytes(data)
+        try:
+            KINDS[kind][2](path)
+        except FedKSeedError as error:
+            return "", re.split(r"[0-9(,;:'\"]", str(error).replace(str(path), "FILE"))[0].strip()[:60]
     return kind, ""
-
-
-@cache
-def _kept(kind: str) -> TemporaryDirectory[str]:
-    memory = Path("/dev/shm")  # noqa: S108 - as in fuzz_basis.py
-    return TemporaryDirectory(prefix=f"fedkseed-fuzz-{kind}-", dir=memory if memory.is_dir() else None)
-
-
-def _folder(kind: str) -> Path:
-    return Path(_kept(kind).name)
 
 
 def targets(breaks: Any, inputs: int) -> dict[str, Any]:
