@@ -88,7 +88,7 @@ def inputs(folder: Path) -> Path:
     rows = [json.dumps({"instruction": f"Say {n}.", "response": f"It is {n}."}) for n in range(30)]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     (folder / "faulty.jsonl").write_text("\n".join([rows[0], '{"instruction": ', *rows]))
-    (folder / "rows.parquet").write_text("")
+    (folder / "rows.parquet").write_bytes(b"PAR1" + bytes(8) + b"PAR1")
     (folder / "few.csv").write_text("instruction,response\na,b\n")
     (folder / "there").mkdir()
     (folder / "there" / "recipe.toml").write_text("")

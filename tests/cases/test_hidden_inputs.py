@@ -241,7 +241,7 @@ def test_one_row_without_a_finite_loss_is_named_and_not_averaged() -> None:
 def test_tune_of_a_model_whose_losses_are_not_finite_is_refused_and_leaves_the_model() -> None:
     model = torch.nn.Linear(4, 1)
     before = model.weight.clone()
-    with pytest.raises(FedKSeedError, match="the base model's loss on batch 0 of client 0 is nan"):
+    with pytest.raises(FedKSeedError, match="the base model's loss is nan on batch 0 of client 0"):
         fedkseed.tune(
             model,
             lambda model, batch: model(batch).mean() * math.nan,

@@ -122,6 +122,7 @@ def test_all_held_out_examples_can_be_asked_for(recipe_file):
     assert len(share_out(every, load_tokenizer(recipe.model.name)).held_out) == 12  # the category has 12
 
 
+FEW = "8 held-out rows can't say if the model becomes better: hold out 10 or more of them"
 CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}{% endfor %}assistant: "
 ALONE = {
     "alpha": 'split = "files"', "count": "", "held_out": "held_out = 0.2", "cohort": "cohort = 1",
@@ -283,6 +284,7 @@ def test_rows_are_counted_in_a_line_on_their_file_and_a_strict_recipe_refuses_th
         "tokens left out",
         "warning: 1 of 26 training rows (3.85 %) over 200 tokens ([data] max_tokens) left out, the longest has 969: "
         "raise max_tokens up to the model's context of 512, or shorten or split them",
+        FEW,
     ]
     assert shares.too_long == 1
     strict = {"max_tokens": "max_tokens = 200\nstrict = true"}
@@ -303,8 +305,9 @@ def test_training_rows_that_equal_held_out_rows_are_counted(tmp_path, model_fold
     assert 0 < int(count) <= 18  # of all held-out rows, of which 8 are evaluated
     also_trained = [k for k, e in enumerate(shares.held_out) if e.example in training]
     assert shares.also_trained == {"": also_trained}
-    assert said[1].startswith(f"warning: {len(also_trained)} of 8 held-out rows are the same as training rows")
-    assert len(said) == 2
+    assert said[1] == FEW
+    assert said[2].startswith(f"warning: {len(also_trained)} of 8 held-out rows are the same as training rows")
+    assert len(said) == 3
     (tmp_path / "clients").mkdir()
     for name in ("a", "b"):  # within a file, repeated rows are refused before
         (tmp_path / "clients" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
@@ -369,11 +372,11 @@ def test_held_out_rows_that_are_too_long_are_counted_and_a_strict_recipe_refuses
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows(), long]))
     asked, said = recipe(tmp_path, model_folder, tmp_path / "a.jsonl"), list[str]()
     assert len(share_out(asked, tokenizer, said.append).held_out) == 8
-    assert said == ["a.jsonl: 37 rows as instruction and response", said[-1]]
-    assert said[-1].startswith("warning: 1 of 13 held-out rows (7.69 %) over 200 tokens ([data] max_tokens) left out")
+    assert said == ["a.jsonl: 37 rows as instruction and response", said[1], FEW]
+    assert said[1].startswith("warning: 1 of 13 held-out rows (7.69 %) over 200 tokens ([data] max_tokens) left out")
     limit = {"examples": "examples = 8\nmax_tokens = 500"}
     assert share_out(recipe(tmp_path, model_folder, tmp_path / "a.jsonl", **limit), tokenizer, said.append).held_out
-    assert len(said) == 3  # a limit of its own lets it in
+    assert [line for line in said[3:] if line.startswith("warning")] == []  # a limit of its own lets it in
     strict = {"max_tokens": "max_tokens = 200\nstrict = true"}
     with pytest.raises(FedKSeedError, match=r"a.jsonl, line 37: more than .data. max_tokens = 200 tokens"):
         share_out(recipe(tmp_path, model_folder, tmp_path / "a.jsonl", **strict), tokenizer)
@@ -406,8 +409,9 @@ def test_of_many_files_the_first_have_lines_and_the_others_one(tmp_path, model_f
         made = [{**row, "instruction": f"{number}: {row['instruction']}"} for row in rows()]
         (folder / f"{number:02}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
     share_out(recipe(tmp_path, model_folder, folder, **ALONE), tokenizer, said.append)
-    assert [line.partition(":")[0] for line in said] == [*(f"{k:02}.jsonl" for k in range(11)), "9 more files"]
-    assert said[-1] == "9 more files: 324 rows"
+    names = [line.partition(":")[0] for line in said]
+    assert names == [*(f"{k:02}.jsonl" for k in range(11)), "9 more files", FEW.replace("8", "3").partition(":")[0]]
+    assert said[-2] == "9 more files: 324 rows"
 
 
 def test_a_client_keeps_back_the_same_rows_whatever_the_recipe_and_whatever_rows_come(

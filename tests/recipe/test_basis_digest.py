@@ -218,11 +218,11 @@ def test_a_model_of_ones_own_is_tuned_along_informed_directions():
         return module(input_ids=ids, labels=ids).loss
 
     pool = Pool(1, basis.size, "informed", basis.digest())
-    tuned = fedkseed.tune(model, loss, batches, rounds=2, steps=3, lr=1e-3, pool=pool, basis=basis)
+    tuned = fedkseed.tune(model, loss, batches, rounds=2, steps=3, lr=1e-3, pool=pool, basis=basis, tuned="*")
     assert Layout(model).digest().hex() == tuned.adapter.tuned
     assert tuned.adapter.basis is basis
     with pytest.raises(FedKSeedError, match="needs its basis"):
-        fedkseed.tune(tiny_llama(), loss, batches, rounds=1, pool=pool)
+        fedkseed.tune(tiny_llama(), loss, batches, rounds=1, pool=pool, tuned="*")
 
 
 def test_a_run_says_with_which_basis_it_began(write, tmp_path, basis_file):

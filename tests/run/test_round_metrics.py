@@ -128,7 +128,7 @@ def test_event_files_add_up_what_was_sent(run):
 
 def test_the_line_of_a_plain_round_is_short():
     assert on_terminal(PLAIN) == (
-        "round 1 of 8 clients 2 local loss 2.9739 mean |rho| 1.23 bytes a client: 4,312 down, 4,310 up"
+        "round 1 of 8 clients 2 local loss 2.9739 mean |rho| 1.23 bytes a client: 4,312 down, 4,310 up, about 0 s left"
     )
 
 

@@ -159,6 +159,7 @@ def gradients(
     """The gradient of the mean of the examples' losses, tensor by tensor, as float32 matrices."""
     places = [entry.places[0] for entry in layout.tuned]
     parameters = [parameter for module, name in places if (parameter := module._parameters[name]) is not None]
+    trainable = [parameter.requires_grad for parameter in parameters]
     try:
         for parameter in parameters:
             parameter.requires_grad_(True)
@@ -174,8 +175,8 @@ def gradients(
                 yield entry.name, parameter.grad.float().view(matrix.rows, matrix.columns)
                 parameter.grad = None
     finally:
-        for parameter in parameters:
-            parameter.requires_grad_(False)
+        for parameter, was_trainable in zip(parameters, trainable, strict=True):
+            parameter.requires_grad_(was_trainable)
             parameter.grad = None
 
 

@@ -348,7 +348,7 @@ def test_an_old_answer_in_place_of_a_new_one_is_left_out_and_the_round_goes_on(s
         (b"FKSt\x03\x09", "status 0 to 3, got 9"),
         (b"FKSt\x07\x00", "speaks version 7"),
         (b"FKSt\x07\x02this is fedkseed 9", "refuses: this is fedkseed 9"),
-        (b"FKSt\x01\x02" + "\x1b[2Jred\n\u202eevil".encode(), "refuses: [2Jred  evil"),
+        (b"FKSt\x01\x02" + "\x1b[2Jred\n\u202eevil".encode(), "refuses: [2Jred evil"),
         (None, "is it of another Flower app?"),
     ],
 )
