@@ -45,7 +45,7 @@ def work(way: str, model: nn.Module, tokens: int, folder: str) -> Callable[[], o
         model.requires_grad_(True)
         trainer: Any = Trainer(model, args, train_dataset=rows)
     else:
-        trainer = fedkseed.Trainer(model, rows, args=args, eps=1e-3, steps_of=STEPS_OF[way])
+        trainer = fedkseed.Trainer(model, rows, args=args, eps=1e-3, steps_of=STEPS_OF[way], tuned="*")
     trainer.remove_callback(PrinterCallback)
     return trainer.train
 
