@@ -9,7 +9,9 @@ beginning of `train()` to its end. The forward pass is `model(**batch)` with lab
 cache, as transformers computes the loss. Needs Linux. A GB is 10^9 bytes.
 """
 
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -54,7 +56,10 @@ def measure(way: str, config: str, dtype: str, tokens: int) -> tuple[float, floa
     """Bytes of the baseline, and the most bytes above it during the steps."""
     logging.set_verbosity_error()
     meter = Meter()
-    with TemporaryDirectory() as folder:
+    with (
+        TemporaryDirectory() as folder,
+        redirect_stdout(sys.stderr),
+    ):  # stdout is the table's: a trainer says what it does
         work(way, build(CONFIGS["tiny"], dtype), tokens, folder)()
         baseline = meter.now()
         steps = work(way, build(CONFIGS[config], dtype), tokens, folder)
