@@ -56,10 +56,7 @@ def measure(way: str, config: str, dtype: str, tokens: int) -> tuple[float, floa
     """Bytes of the baseline, and the most bytes above it during the steps."""
     logging.set_verbosity_error()
     meter = Meter()
-    with (
-        TemporaryDirectory() as folder,
-        redirect_stdout(sys.stderr),
-    ):  # stdout is the table's: a trainer says what it does
+    with TemporaryDirectory() as folder, redirect_stdout(sys.stderr):  # a trainer's words, which are not the table's
         work(way, build(CONFIGS["tiny"], dtype), tokens, folder)()
         baseline = meter.now()
         steps = work(way, build(CONFIGS[config], dtype), tokens, folder)

@@ -71,7 +71,7 @@ class Taught:
             parameter.metavar = parameter.metavar or METAVARS.get(getattr(kind, "name", ""))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        super().format_help(ctx, formatter)  # type: ignore[misc]
+        super().format_help(ctx, formatter)  # type: ignore[misc] — of the class beside it in `Command`
         if self.examples:
             print(f"For example:\n\n{self.examples}")
 

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from threading import RLock
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import patch  # swaps a name of a module, and puts it back whatever is raised
 
 import gguf
 from gguf import GGML_QUANT_SIZES

@@ -79,7 +79,7 @@ def require_device(device: str) -> None:
     """Refuse a device that PyTorch can't use here; a process of its own is asked, as this one may lack PyTorch."""
     if device not in ("auto", "cpu"):
         code = "import sys, torch; torch.empty(1, device=sys.argv[1])"
-        asked = subprocess.run([sys.executable, "-c", code, device], capture_output=True, text=True)  # noqa: S603
+        asked = subprocess.run([sys.executable, "-c", code, device], capture_output=True, text=True)  # noqa: S603 - no shell
         if asked.returncode:
             why = asked.stderr.strip().rpartition("\n")[2]
             raise FedKSeedError(f"the device {device!r} can't be used ({why}); give cpu, or auto")

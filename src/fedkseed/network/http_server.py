@@ -83,7 +83,7 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits for its answer."""
+        """True while a request waits for its answer."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def belongs(self, owner: Hashable, token: str) -> None:
