@@ -201,6 +201,40 @@ def memory_of(asked: Namespace) -> Iterator[Row]:
             yield row | {"over inference in this type": over}
 
 
+def billions(asked: Namespace) -> Iterator[Row]:
+    """Peak memory, weights included, and time of steps on models of random weights in the paper's two shapes."""
+    from fedkseed.directions import Pool
+    from fedkseed.planning.memory import Meter
+    from memory import CONFIGS, build
+    from peers import inference, paper_step
+    from step import WAYS, held, make_batch, our_step
+
+    meter, batch = Meter(asked.device), make_batch(1, asked.tokens, asked.device)
+    for shape in asked.shapes:
+        for way in ("inference", *WAYS, "the paper's way"):
+            with torch.device(asked.device), torch.random.fork_rng():
+                torch.manual_seed(0)
+                before = meter.now()
+                model = build(CONFIGS[shape], "bfloat16")
+            bare, made = inference(model, batch), perf_counter()
+            if isinstance(way, tuple):
+                mode, family = way
+                step = our_step(model, held(model, Pool(1, asked.size, family), mode), batch)
+            else:
+                step = bare if way == "inference" else paper_step(model, batch)
+            step()
+            meter.now()  # gives back what is not in use
+            with meter.watch():
+                step()
+            peak = meter.peak - before
+            seconds = best_of(asked.repeats, {"step": step}, asked.device, within=3)["step"]
+            weights = sum(p.numel() for p in model.parameters())
+            name = way if isinstance(way, str) else ", ".join(way)
+            row: Row = {"shape": shape, "weights": weights, "step": name, "type": "bfloat16", "GB": peak / 1e9}
+            yield row | {"bytes a weight": peak / weights, "seconds": seconds, "with loading": perf_counter() - made}
+            del model, bare, step
+
+
 def probes(asked: Namespace) -> Iterator[Row]:
     """Both points of many probes at once, without making weights, beside inference with a batch of as many rows."""
     import factored
@@ -328,8 +362,8 @@ def two_at_once(asked: Namespace) -> Iterator[Row]:
 
 # The parts of the table: functions, whose docstrings say what their rows are, and their time limits in seconds.
 SECTIONS: dict[str, tuple[Callable[[Namespace], Iterator[Row]], float]] = {
-    "vectors": (vectors, 120), "digests": (digests, 130), "sync": (syncs, 120), "step": (steps, 90),
-    "memory": (memory_of, 75), "probes": (probes, 75), "derivatives": (derivatives, 60), "run": (runs, 90),
+    "vectors": (vectors, 120), "digests": (digests, 130), "run": (runs, 90), "sync": (syncs, 120), "step": (steps, 90),
+    "billions": (billions, 90), "memory": (memory_of, 75), "probes": (probes, 75), "derivatives": (derivatives, 60),
     "two at once": (two_at_once, 90),
 }  # fmt: skip
 
@@ -461,6 +495,8 @@ def main() -> None:
     parser.add_argument("--types", choices=TYPES, nargs="+", default=list(TYPES), help="of times and memory")
     parser.add_argument("--weights", type=int, default=134_515_008, help="d of the flat syncs")
     parser.add_argument("--size", type=int, default=4096, help="K, a power of four")
+    shapes = ("datajuicer-1.3b", "llama-3b")
+    parser.add_argument("--shapes", nargs="+", default=shapes, metavar="SHAPE", help="CONFIGS of memory.py")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of an example")
     parser.add_argument("--probes", type=int, default=64, help="probes of two points that are computed at once")
     parser.add_argument("--steps", type=int, default=4, help="local steps of a client in the runs")

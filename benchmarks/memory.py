@@ -118,6 +118,8 @@ CONFIGS = {
     "tiny": dict(zip(SHAPE, (2, 256, 512, 4, 2, 4096), strict=True)),
     "smollm2-135m": dict(zip(SHAPE, (30, 576, 1536, 9, 3, 49152), strict=True)) | {"tie_word_embeddings": True},
     "tinyllama-1.1b": dict(zip(SHAPE, (22, 2048, 5632, 32, 4, 32000), strict=True)),
+    "datajuicer-1.3b": dict(zip(SHAPE, (24, 2048, 5504, 16, 16, 32000), strict=True)),  # the paper's two models
+    "llama-3b": dict(zip(SHAPE, (26, 3200, 8640, 32, 32, 32000), strict=True)),
 }
 
 

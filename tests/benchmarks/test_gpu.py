@@ -14,7 +14,7 @@ from fedkseed.wire.records import MAX_SCALARS
 
 from . import FOLDER, command
 
-SMALL = "--device=cpu --types=float32 --weights=16384 --size=64 --tokens=16 --probes=2 --steps=1 --repeats=1"
+SMALL = "--device=cpu --types=float32 --weights=16384 --size=64 --shapes=tiny --tokens=16 --probes=2 --steps=1 --repeats=1"
 
 
 @pytest.fixture(scope="module")
