@@ -14,7 +14,9 @@ from fedkseed.wire.records import MAX_SCALARS
 
 from . import FOLDER, command
 
-SMALL = "--device=cpu --types=float32 --weights=16384 --size=64 --shapes=tiny --tokens=16 --probes=2 --steps=1 --repeats=1"
+SMALL = (
+    "--device=cpu --types=float32 --weights=16384 --size=64 --shapes=tiny --tokens=16 --probes=2 --steps=1 --repeats=1"
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def carry_out(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     """The status and the sections, by name, of the command; later arguments take the place of small ones."""
-    whole = command("gpu.py", "--out", out, *SMALL.split(), *arguments)
+    whole = command("gpu.py", "--out", out, *SMALL.split(), "--repeats=1", *arguments)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(FOLDER.parent / "src")}
     done = subprocess.run(whole, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert out.exists(), done.stderr

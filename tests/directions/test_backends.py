@@ -90,6 +90,31 @@ def test_positions_beyond_32_bits_equal_the_definition(backend, device):
         assert same_bits(got, expected(pool, directions, coefficients, base, start)), family
 
 
+@pytest.mark.parametrize("size", [16, 1 << 15])
+@pytest.mark.parametrize("family", PLAIN)
+def test_many_pieces_at_once_equal_the_definition(backend, device, family, size):
+    """Rows of one matrix, of which some lie across a border, rows of another length, in place, and with an addend."""
+    pool, rng = Pool(KEY, size, family), np.random.default_rng(size)
+    directions, coefficients = some(pool, size if pool.transformed else 3)
+    table, columns = weights(200 * 90, torch.bfloat16), 90
+    base, rows = table.to(device), [*rng.choice(200, 12, replace=False) * columns, 45 * columns, 7]
+    memory = torch.full((14 * columns + 50,), torch.nan, dtype=table.dtype, device=device)
+    outs = [memory[k * columns : (k + 1) * columns] for k in range(14)]
+    pieces = [(TENSOR, int(p), base[p : p + columns], out, None) for p, out in zip(rows, outs, strict=True)]
+    outs.append(memory[14 * columns :])
+    pieces.append((TENSOR, 11, base[11:61], outs[-1], None))
+    outs += [base[p : p + columns].clone() for p in (0, 4080)]
+    pieces += [(TENSOR, p, out, out, None) for p, out in zip((0, 4080), outs[-2:], strict=True)]
+    outs.append(torch.empty_like(outs[-1]))
+    more = rng.normal(size=columns).astype(np.float32)
+    pieces.append((TENSOR, 9, base[9 : 9 + columns], outs[-1], torch.from_numpy(more).to(device)))
+    backend.combine(pieces, backend.plan(pool, directions, coefficients, device))
+    for (_, start, *_, addend), out in zip(pieces, outs, strict=True):
+        part = table[start : start + out.numel()]
+        want = expected(pool, directions, coefficients, part, start, None if addend is None else more)
+        assert same_bits(out, want), start
+
+
 @pytest.mark.parametrize("family", ["hadamard", "hashed"])
 def test_transforms_larger_than_a_program_equal_the_definition(backend, device, family):
     pool = Pool(KEY, 1 << 15, family)

@@ -8,8 +8,9 @@ register moves and warp shuffles (`_stage`). On CPU tensors everything runs in T
 # Triton's kernels are a language of their own, which Python's type rules do not fit.
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import reference as ref
+from .backends import FlatPiece
 from .pool import BLOCK, Pool
 from .torch_any import transform
 
 SCRATCH = 1 << 24  # float32 numbers, 64 MiB: products of `project`, units of transforms larger than HELD
-HELD = 1 << 14  # a transform up to this size stays in one program's registers: 64 a thread, 8 warps
+HELD = 1 << 14  # a transform up to this size stays in one program's registers
+WARP = 2048  # numbers of a transform in the registers of one warp: 64 a thread
 COLUMNS = 128  # of `_add_rows`: one a thread
+MOST = 1 << 15  # pieces of one launch; a grid's second axis is short
 EACH = 32  # directions of one program of `_products`, which reads v once for them
 KERNELS = "gaussian", "rademacher", "hadamard", "hashed"
 EXACT: dict[str, Any] = {"enable_fp_fusion": False}  # a fused multiply-add rounds once instead of twice
@@ -179,11 +183,23 @@ def _store(out, base, total, offset, size):
 # --- kernels ------------------------------------------------------------------------------------
 
 
+@_jit
+def _placed(out, base, places, start, group, N: tl.constexpr):
+    """The memory, position and first group of a program's piece: one of many, unless `places` is None."""
+    if places is not None:
+        here = places + tl.program_id(1) * 3
+        start = tl.load(here)
+        group, base, out = start // N * (N // _BLOCK), base + tl.load(here + 1), out + tl.load(here + 2)
+    return out, base, start, group
+
+
 @_kernel
 def _combine_sum(
-    out, base, addend, start, size, tensor, group, k0, k1, directions, coefficients, count, FAMILY: tl.constexpr
-):
+    out, base, addend, places, start, size, tensor, group, k0, k1, directions, coefficients, count,
+    FAMILY: tl.constexpr,
+):  # fmt: skip
     """Compute out = base + (addend + Σ c z) over one group; the sum stays in registers."""
+    out, base, start, group = _placed(out, base, places, start, group, _BLOCK)
     group += tl.program_id(0)
     position = _positions(FAMILY)
     offset = group.to(tl.int64) * _BLOCK - start + position
@@ -202,7 +218,7 @@ def _combine_sum(
 
 @_kernel
 def _combine_transformed(
-    out, base, addend, start, size, tensor, group, k0, k1, table, first,
+    out, base, addend, places, start, size, tensor, group, k0, k1, table, first,
     WAY: tl.constexpr, SIZE: tl.constexpr, STAGES: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Compute out = base + (addend + D1 y) over N positions.
@@ -210,6 +226,7 @@ def _combine_transformed(
     "held": y is the transform of D2 c with c = table. "hashed": y = table[i XOR s_b].
     "made": y = table from group `first` on.
     """
+    out, base, start, group = _placed(out, base, places, start, group, N)
     group += tl.program_id(0) * (N // _BLOCK)
     position = tl.arange(0, N)
     if WAY == "held":
@@ -327,42 +344,78 @@ def _way(pool: Pool) -> dict[str, Any] | None:
     if pool.size > HELD:
         return None
     stages = pool.size.bit_length() - 1
-    return {"WAY": "held", "SIZE": pool.size, "STAGES": stages, "N": pool.unit, "num_warps": pool.unit // 2048}
+    return {"WAY": "held", "SIZE": pool.size, "STAGES": stages, "N": pool.unit, "num_warps": pool.unit // WARP}
 
 
-def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
+def combine(pieces: Sequence[FlatPiece], plan: tuple[Any, ...]) -> None:
     """Nothing here waits for the device."""
     pool, *inputs = plan
-    for tensor, start, base, out, addend in pieces:
-        if not base.numel():
-            continue
+    way = _way(pool) if pool.transformed else {"FAMILY": pool.family, "N": BLOCK, "num_warps": 4}
+    unit, per_unit = pool.unit, pool.unit // BLOCK
+    for run in _runs([piece for piece in pieces if piece[2].numel()], MOST if way else 1):
+        tensor, start, base, out, addend = run[0]
+        places, size = _places(run) if len(run) > 1 else None, base.numel()
         if base.dtype == torch.bfloat16:
             base, out = base.view(torch.uint16), out.view(torch.uint16)
-        piece = out, base, addend, start, base.numel(), tensor
-        unit, per_unit = pool.unit, pool.unit // BLOCK
-        groups = range(start // unit * per_unit, -(-(start + base.numel()) // unit) * per_unit)  # in whole units
+        groups = range(start // unit * per_unit, -(-(start + size) // unit) * per_unit)  # in whole units
+        piece, place = (out, base, addend), (start, size, tensor)
         with _on(base.device):
-            if not pool.transformed:
-                here = (*piece, groups[0], *_key(pool), *inputs)
-                _combine_sum[(len(groups),)](*here, FAMILY=pool.family, num_warps=4, **EXACT)
-            elif (way := _way(pool)) is None:
-                _combine_made(piece, groups, pool, *inputs)
+            if way is None:
+                _combine_made(piece, place, groups, pool, *inputs)
+                continue
+            # of several pieces, no one touches more units than this
+            units = len(groups) // per_unit if places is None else (size - 2) // unit + 2
+            here, grid = (*piece, places, *place, groups[0], *_key(pool), *inputs), (units * unit // way["N"], len(run))
+            if pool.transformed:
+                _combine_transformed[grid](*here, 0, **way, **EXACT)
             else:
-                here = (*piece, groups[0], *_key(pool), *inputs, 0)
-                _combine_transformed[(len(groups) * BLOCK // way["N"],)](*here, **way, **EXACT)
+                _combine_sum[grid](*here, FAMILY=pool.family, num_warps=way["num_warps"], **EXACT)
 
 
-def _combine_made(piece: tuple[Any, ...], groups: range, pool: Pool, c: Tensor) -> None:
+def _runs(pieces: Sequence[FlatPiece], most: int) -> Iterator[Sequence[FlatPiece]]:
+    """Neighbouring pieces that one launch can do: some rows of one tensor, as many numbers each."""
+
+    def kind(piece: FlatPiece) -> tuple[Any, ...]:
+        tensor, _, base, _, addend = piece
+        return tensor, base.numel(), base.dtype, base.device, None if addend is None else id(addend)
+
+    for _, alike in groupby(pieces, kind):
+        run = [*alike]
+        yield from (run[first : first + most] for first in range(0, len(run), most))
+
+
+def _places(run: Sequence[FlatPiece]) -> Tensor:
+    """Where each of several pieces is: its start, and how far its memory lies from the first one's, in numbers."""
+    _, _, base, out, _ = run[0]
+    far = [(start, b.data_ptr() - base.data_ptr(), o.data_ptr() - out.data_ptr()) for _, start, b, o, _ in run]
+    places = np.array(far, np.int64)
+    places[:, 1:] //= base.element_size()
+    return _upload(places, base.device)
+
+
+def _combine_made(piece: tuple[Any, ...], place: tuple[int, ...], groups: range, pool: Pool, c: Tensor) -> None:
     """Compute a sum whose transform is too large for one program: some units at a time, in a scratch tensor."""
-    tensor, each = piece[-1], max(SCRATCH, pool.unit) // BLOCK
+    tensor, each = place[-1], max(SCRATCH, pool.unit) // BLOCK
     y = torch.empty(min(each, len(groups)) * BLOCK, device=c.device)
     for group in groups[::each]:
         count = min(each, groups.stop - group)
-        place = (tensor, group, *_key(pool))
-        _signed[(count,)](y, c, 0, 0, *place, STREAM=ref.HADAMARD_BLOCK, PERIOD=pool.size, **EXACT)
+        units = (tensor, group, *_key(pool))
+        _signed[(count,)](y, c, 0, 0, *units, STREAM=ref.HADAMARD_BLOCK, PERIOD=pool.size, **EXACT)
         _transform_(y[: count * BLOCK], pool.size)
         _combine_transformed[(count,)](
-            *piece, group, *_key(pool), y, group, WAY="made", SIZE=pool.size, STAGES=0, N=BLOCK, num_warps=4, **EXACT
+            *piece,
+            None,
+            *place,
+            group,
+            *_key(pool),
+            y,
+            group,
+            WAY="made",
+            SIZE=pool.size,
+            STAGES=0,
+            N=BLOCK,
+            num_warps=4,
+            **EXACT,
         )
 
 
@@ -452,5 +505,5 @@ def _transform_(x: Tensor, size: int) -> None:
             tile = radix if inner == 1 else BLOCK
             _walsh[(x.numel() // tile,)](
                 x, INNER=inner, COLUMNS=tile // radix, N=tile, FIRST=(tile // radix).bit_length() - 1,
-                LAST=tile.bit_length() - 1, num_warps=max(tile // 2048, 1), **EXACT,
+                LAST=tile.bit_length() - 1, num_warps=max(tile // WARP, 1), **EXACT,
             )  # fmt: skip
