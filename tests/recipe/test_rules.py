@@ -78,6 +78,12 @@ CASES: list[tuple[Where, Tables, Tables]] = [
         algorithm("fedkseed", objective="accuracy") | {"clients": {"backpropagating": 0.5}},
         algorithm("fedkseed"),
     ),
+    (Where.ALGORITHM, algorithm("fedprompt") | {"model": {"name": "x", "last_layers": 1}}, algorithm("fedit")),
+    (
+        Where.ALGORITHM,
+        algorithm("fedit") | {"model": {"name": "x", "last_layers": 1, "head": True}},
+        {"model": {"name": "x", "last_layers": 1}},
+    ),
     (Where.ALGORITHM, SECURE | algorithm("fedkseed-pro"), algorithm("fedkseed")),
     (Where.ALGORITHM, SECURE | algorithm("fedkseed-plus") | {"directions": {"shared": True}}, {"directions": {}}),
     (Where.ALGORITHM, CLIENTS | algorithm("fedkseed-pro"), algorithm("fedkseed")),

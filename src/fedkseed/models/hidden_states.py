@@ -1,14 +1,20 @@
-"""The loss of a model of which the output layer alone is tuned: the layers before it run once for each row."""
+"""States of a row that are remembered: those before the output layer, or before the tail, if that alone is tuned."""
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ..data.batches import IGNORED, Batch
+from ..data.batches import IGNORED, Batch, Encoded, collate
+from ..data.sources import Example
+from ..errors import FedKSeedError, first_line
+from ..weights.base import Pooled, Weights
 from ..weights.layout import Layout
-from .loss import last_logits, needed, output_layer
+from .loss import example_losses, graph_loss, last_logits, needed, option_losses, output_layer
+from .tail import ROOM as TAIL_ROOM
+from .tail import Tail, decoder_layers
 
 ROOM = 1 << 28  # bytes of hidden states that are kept: 200,000 response tokens of SmolLM2-135M in bfloat16
 
@@ -77,3 +83,52 @@ def _run(model: Any, tokens: Tensor, kept: int) -> tuple[list[tuple[Any, Any]], 
         lambda _, inputs, output: calls.append((inputs[0] if inputs else None, output))
     ):
         return calls, model(input_ids=tokens, **extra).logits
+
+
+def remember(model: Any, weights: Weights, room: int = TAIL_ROOM) -> Tail | str:
+    """Let a model remember what the layers before its tuned ones make of a row; or the reason why it can't.
+
+    Losses and choices that begin with remembered states must equal those of the whole model to the bit, also after
+    tuned weights have moved: what comes before the tail must not depend on them.
+    """
+    try:
+        _, layers = decoder_layers(model)
+    except FedKSeedError as error:
+        return str(error)
+    of = {id(module): number for number, layer in enumerate(layers) for module in layer.modules()}
+    border = min(of.get(id(module), len(layers)) for entry in weights.layout.tuned for module, _ in entry.places)
+    if not 0 < border < len(layers):
+        return "the first layer is tuned" if border == 0 else "no layer is tuned"
+    encoded = [Encoded(tuple(range(1, n)), n - 3, Example("", "")) for n in (12, 15)]
+    prompts, options = [range(1, n) for n in (11, 13)], [[[1], [2, 3]], [[3, 4]]]
+
+    def losses() -> list[Any]:
+        """Those of rows alone, as steps take them, and what an evaluation computes."""
+        alone = [float(graph_loss(model, collate([one], 0))) for one in encoded]
+        return [alone, example_losses(model, encoded, 0), option_losses(model, prompts, options, 0)]
+
+    with torch.no_grad():
+        tail = Tail(model, layers[:border], room)
+        try:
+            at_base = losses()
+            _move(weights, 1e-3)
+            through = losses()
+        except Exception as error:  # whatever an architecture's layers raise where they are passed by
+            return f"its layers can't be passed by ({first_line(error)})"
+        finally:
+            tail.close()
+            whole = losses()
+            _move(weights, 0.0)
+    if whole == at_base:
+        return "its tuned weights change nothing"
+    return Tail(model, layers[:border], room) if through == whole else "its loss would be another"
+
+
+def _move(weights: Weights, size: float) -> None:
+    """Set weights to w_0 with a change of every tuned tensor; 0 sets them to w_0 again."""
+    if isinstance(weights, Pooled):
+        weights.load(size * np.random.default_rng(0).normal(size=weights.pool.size))
+    elif size:
+        weights.shift(0, size)
+    else:
+        weights.settle()

@@ -20,6 +20,7 @@ from ..data.batches import IGNORED, Batch, Encoded, collate
 from ..data.sources import Example
 from ..errors import FedKSeedError
 from .load import positions
+from .tail import tail_batch, tail_shared
 
 CHECKPOINT_ATTRIBUTE = "_gradient_checkpointing_func"  # the function by which transformers runs a layer
 MIN_SHARED = 8  # tokens at the beginning of all texts, from which on a pass of their own is worth it
@@ -34,11 +35,12 @@ def response_logits(model: nn.Module, batch: Batch, cache: DynamicCache | None =
         cache: what the model keeps of tokens that all rows begin with, before their first response token.
     """
     # Logits are the largest activation (49,152 a token for SmolLM2): make only those in use, where the model can.
-    kept = needed(batch.labels)
+    kept, beginning = needed(batch.labels), tail_batch(model, batch)
     batch = batch.to(next(model.parameters()).device)
     extra = last_logits(model, kept)
     if cache is None:
-        logits = model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **extra).logits
+        with beginning:
+            logits = model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **extra).logits
     else:
         logits = _continued(model, batch.tokens[:, cache.get_seq_length() :], batch.mask, cache, **extra).logits
     return logits[:, -kept:][:, :-1], batch.labels[:, -kept:][:, 1:]
@@ -157,8 +159,10 @@ def example_losses(model: nn.Module, encoded: Sequence[Encoded], pad: int) -> li
 
     What the prompts of all begin with, as a system message, goes through the model once.
     """
-    cache = _cache_of_beginning(model, [e.tokens for e in encoded], min(e.counted[0][0] for e in encoded) - 1)
-    return graph_losses(model, collate(encoded, pad), cache).tolist()
+    texts, most = tuple(e.tokens for e in encoded), min(e.counted[0][0] for e in encoded) - 1
+    with tail_shared(model, texts, most):
+        cache = _cache_of_beginning(model, texts, most)
+        return graph_losses(model, collate(encoded, pad), cache).tolist()
 
 
 @torch.inference_mode()
@@ -176,6 +180,13 @@ def option_losses(
         prompts: as tokens; they have one length where the model does not take positions (`takes_positions`).
         options: the possible continuations of each prompt, as tokens.
     """
+    with tail_shared(model, *(tuple(map(tuple, each)) for each in (prompts, *options))):
+        return _option_losses(model, prompts, options, pad)
+
+
+def _option_losses(
+    model: nn.Module, prompts: Sequence[Sequence[int]], options: Sequence[Sequence[Sequence[int]]], pad: int
+) -> list[list[float]]:
     device = next(model.parameters()).device
     cache = _cache_of_beginning(model, prompts, min(map(len, prompts)) - 1)
     cache = _empty_cache(model) if cache is None else cache

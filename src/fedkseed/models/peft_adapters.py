@@ -10,23 +10,31 @@ from transformers.pytorch_utils import Conv1D
 
 from ..errors import FedKSeedError, needs_extra
 from ..recipe.schema import PeftTable
+from .tail import decoder_layers
 
 PATTERNS = {"lora": ("*lora_*",), "p-tuning": ("*prompt_encoder*",), "prompt": ("*prompt_encoder*",)}
 
 
-def attach(model: nn.Module, kind: str, adapters: PeftTable, seed: int) -> nn.Module:
+def attach(model: nn.Module, kind: str, adapters: PeftTable, seed: int, last: int | None = None) -> nn.Module:
     """Put adapters on a model, so that only they are tuned. The same seed gives the same adapters.
 
     Args:
         kind: `lora` (Hu et al., 2022), `p-tuning` (Liu et al., 2023; reparameterised by an MLP) or
             `prompt` (Lester et al., 2021).
+        last: the number of last layers that get a `lora`; None: all.
 
     Raises:
         FedKSeedError: peft is not installed, or does not know the architecture.
     """
     peft = _peft()
     tokens: dict[str, Any] = {"task_type": "CAUSAL_LM", "num_virtual_tokens": adapters.virtual_tokens}
-    lora = {"task_type": "CAUSAL_LM", "r": adapters.rank, "lora_alpha": adapters.alpha}
+    lora: dict[str, Any] = {"task_type": "CAUSAL_LM", "r": adapters.rank, "lora_alpha": adapters.alpha}
+    if last is not None:
+        place, layers = decoder_layers(model)
+        if last > len(layers):
+            raise FedKSeedError(f"last_layers is {last}, the model has {len(layers)} layers")
+        lora |= {"layers_to_transform": [*range(len(layers) - last, len(layers))]}
+        lora |= {"layers_pattern": place.rpartition(".")[2]}
     transposed = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2
     configs = {
         "lora": lambda: peft.LoraConfig(**lora, fan_in_fan_out=transposed, target_modules=adapters.targets),

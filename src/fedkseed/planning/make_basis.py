@@ -27,9 +27,10 @@ from ..errors import FedKSeedError
 from ..models.load import load_model
 from ..models.loss import graph_loss
 from ..randomness import Purpose, generator
+from ..recipe.algorithms import algorithm_of
 from ..recipe.schema import Recipe
 from ..run.progress import Progress
-from ..run.setup import tokenizer_of
+from ..run.setup import tokenizer_of, tuned_patterns
 from ..weights.layout import Layout
 from ..weights.lazy import Lazy
 from ..weights.modes import hold
@@ -140,7 +141,9 @@ def basis_of(
     name = Path(options.name).name if Path(options.name).is_absolute() else options.name
     about = {"model": name, "dtype": options.dtype, "data": Path(data).name, "examples": len(chosen)}
     about |= {"max_tokens": drawn.limit, "seed": recipe.seed, **encoder.wording.facts}
-    patterns, size, advance = options.tuned or ["*"], recipe.directions.size, progress.advance
+    algorithm = algorithm_of(recipe.training.algorithm)
+    patterns = tuned_patterns(recipe, algorithm, model) if options.last_layers else options.tuned or ["*"]
+    size, advance = recipe.directions.size, progress.advance
     basis = make_basis(model, patterns, chosen, size=size, pad=pad, rank=rank, about=about, on_example=advance)
     if not scaled:
         return basis

@@ -16,7 +16,7 @@ from ..run.progress import Progress, Silent
 def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, object]]:
     """Load the model of a recipe's file, and write `digest` into its table [model]; returns what is written, by table.
 
-    Where the algorithm tunes the output layer, the names of that layer's weights are written, too, as `tuned`; where
+    Where the output layer or the last layers are tuned, the names of their weights are written, too, as `tuned`; where
     a basis has the directions, its digest, as `basis_digest` of [directions]. Comments and order of the file stay.
 
     Raises:
@@ -34,7 +34,7 @@ def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, obj
 
     setup = build(anew, tokenizer_of(anew, progress), basis, serves=False, progress=progress)
     written: dict[str, dict[str, object]] = {"model": {"digest": setup.weights.base_digest.hex()}}
-    if algorithm.tuned == "output" and model.tuned is None:
+    if (algorithm.tuned == "output" or (model.last_layers and not algorithm.adapts)) and model.tuned is None:
         written["model"]["tuned"] = list(setup.patterns)
     if basis is not None:
         written["directions"] = {"basis_digest": anew.directions.basis_digest}

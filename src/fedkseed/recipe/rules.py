@@ -216,6 +216,14 @@ RULES: dict[Where, dict[str, Condition]] = {
         "{name} takes derivatives, and {r.training.objective!r} has no gradient: set [training] objective = 'loss', or "
         "an algorithm with zeroth-order steps alone, "
         "as 'fedkseed'": lambda r, a: _differentiates(r, a) and r.training.objective != "loss",
+        "{name} tunes the {got}, which is no part of the last layers: leave [model] last_layers out": lambda r, a: (
+            r.model.last_layers
+            and a.tuned not in ("all", "lora")
+            and ("output layer" if a.tuned == "output" else "input of the first layer")
+        ),
+        "{name} tunes adapters, and the output layer has none: leave [model] head out": lambda r, a: (
+            r.model.head and a.adapts
+        ),
         "[secure] hides the sizes of single clients' scalars, by which FedKSeed-Pro draws directions: "
         "use fedkseed": lambda r, a: r.secure and not a.sums,
         "[directions] shared is for scalars, and some clients of this recipe send K numbers: leave it "

@@ -74,12 +74,17 @@ class ModelTable(Table):
     device: str = "auto"  # cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of the base weights w_0: by `fedkseed pin`
     tuned: list[str] | None = None  # patterns of parameter names; None: the algorithm's own choice
+    # Tune the last layers and the final norm alone; the layers before run once a row. `fedkseed pin` writes `tuned`.
+    last_layers: Count | None = None
+    head: bool = False  # with last_layers: the output layer, too, where it has a matrix of its own
     # Where tuned weights live: docs/engine.md. Models that write to their weights need "materialized".
     mode: Literal["auto", "streamed", "materialized", "in place", "factored"] = "auto"
 
     def problems(self) -> Iterator[str]:
         if self.storage != "dense" and self.mode not in ("auto", "streamed", "factored"):
             yield f"weights kept {self.storage} can't be written to; set mode = 'streamed', not {self.mode!r}"
+        if self.head and self.last_layers is None:
+            yield "head tunes the output layer beside the last layers; set last_layers, too, or leave it out"
 
 
 class DataTable(Table):

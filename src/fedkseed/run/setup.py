@@ -21,10 +21,11 @@ from ..evaluation.objectives import Objective, objective_of
 from ..evaluation.statistics import NOT_EVALUATED, Evaluation
 from ..files import folder
 from ..local.client import Client
-from ..models.hidden_states import KeptStates, can_keep_states
+from ..models.hidden_states import KeptStates, can_keep_states, remember
 from ..models.load import load_model, load_tokenizer, require_causal, save_model, save_tokenizer
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
 from ..models.peft_adapters import PATTERNS, attach, lora_size
+from ..models.tail import ROOM, last_layers
 from ..randomness import Purpose, generator, share_of
 from ..recipe.algorithms import OUTPUT, Algorithm, algorithm_of
 from ..recipe.rules import Where, checked_algorithm, require_legal
@@ -203,12 +204,11 @@ def build(
     progress.note(f"loading the model {options.name}")
     model = load_model(options.name, options.dtype, options.storage, options.device)
     require_causal(model, options.name)
-    patterns = options.tuned
-    if patterns is None:
-        patterns = output_weights(model) if algorithm.tuned == "output" else ["*"]
+    patterns: Sequence[str] = PATTERNS.get(algorithm.tuned, ())
     if algorithm.adapts:
-        patterns = PATTERNS[algorithm.tuned]
-        model = attach(model, algorithm.tuned, recipe.peft, recipe.seed)
+        model = attach(model, algorithm.tuned, recipe.peft, recipe.seed, options.last_layers)
+    else:
+        patterns = tuned_patterns(recipe, algorithm, model)
     pool, start = algorithm.pool(recipe), np.empty(0, np.float32)
     if algorithm.pooled:
         weights: Weights = hold(model, pool, patterns, options.mode, basis)
@@ -225,9 +225,42 @@ def build(
     tensors = tuple((entry.number, entry.tensor.numel()) for entry in weights.layout.tuned)
     strategy = algorithm.make(recipe, Run(pool, weights.base_digest), start, tensors, keys, secret)
     objective = objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens)
+    if options.last_layers is not None:
+        require_moving(weights, basis)
+        found = remember(model, weights, ROOM // recipe.clients.at_once)
+        once = f"the layers before the last {options.last_layers} run once a row"
+        progress.note(f"every pass runs all layers: {found}" if isinstance(found, str) else once)
     kept = KeptStates(model) if algorithm.local == OUTPUT and can_keep_states(model, weights.layout) else None
     parts = recipe, algorithm, tokenizer, model, weights, tuple(patterns), strategy, objective
     return Setup(*parts, progress, basis, kept)
+
+
+def tuned_patterns(recipe: Recipe, algorithm: Algorithm, model: Any) -> list[str]:
+    """Patterns of the names of the weights that a recipe tunes, where it tunes no adapters.
+
+    Raises:
+        FedKSeedError: the model has no such layers, or the recipe names other weights beside its last layers.
+    """
+    options = recipe.model
+    if options.last_layers is None:
+        every = output_weights(model) if algorithm.tuned == "output" else ["*"]
+        return every if options.tuned is None else options.tuned
+    patterns = last_layers(model, options.last_layers, options.head)
+    if options.tuned not in (None, patterns):
+        raise FedKSeedError(
+            f"[model] tuned names {options.tuned}, and last_layers = {options.last_layers} tunes {patterns}: give one"
+        )
+    return patterns
+
+
+def require_moving(weights: Weights, basis: Basis | None) -> None:
+    """Refuse a basis with directions of tensors that are not tuned: they would cost numbers and change nothing."""
+    dead = set(weights.pool.tensors or ()) - {entry.number for entry in weights.layout.tuned}
+    if basis is not None and dead:
+        raise FedKSeedError(
+            f"the basis has directions of {len(dead)} tensors that are not tuned, as "
+            f"{weights.layout.entries[min(dead)].name}: make one for this recipe: fedkseed basis"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,8 +197,9 @@ def _digest_of_adapter(store: Store, recipe: Recipe, strategy: Strategy[Any], st
     if wrong := [name for name, value in named.items() if adapter.provenance.get(name) != value]:
         says = adapter.provenance.get(wrong[0])
         raise FedKSeedError(f"{store.adapter} says {wrong[0]} = {says!r}, the run had {named[wrong[0]]!r}")
-    patterns = recipe.model.tuned or ["*"]
-    if [*adapter.patterns] != patterns and (recipe.model.tuned or checked_algorithm(recipe).tuned == "all"):
+    patterns, algorithm = recipe.model.tuned or ["*"], checked_algorithm(recipe)
+    stated = recipe.model.tuned or (algorithm.tuned == "all" and recipe.model.last_layers is None)
+    if [*adapter.patterns] != patterns and stated:  # others are known by the model alone
         raise FedKSeedError(f"{store.adapter} tunes {[*adapter.patterns]}, the run tuned {patterns}")
     strategy.load(state, weights)
     if not np.array_equal(adapter.coefficients, weights.c):

@@ -213,11 +213,11 @@ def _unfinished(store: Store, model: str | None) -> TunedModel:
     done = rounds if best is None else best
     state = store.state(strategy.server.state, done)
     patterns = recipe.model.tuned or ["*"]
-    if recipe.model.tuned is None and algorithm.tuned == "output":
+    if recipe.model.tuned is None and (algorithm.tuned == "output" or recipe.model.last_layers):
         from ..models.load import skeleton
-        from ..models.loss import output_weights
+        from ..run.setup import tuned_patterns
 
-        patterns = output_weights(skeleton(recipe.model.name))
+        patterns = tuned_patterns(recipe, algorithm, skeleton(recipe.model.name))
     adapter = WithoutModel(with_noise_of(store, recipe), strategy, basis).adapter(state, patterns)
     which = f"{'' if best is None else 'the best so far, '}round {done} of {recipe.training.rounds}"
     return replace(_of_adapter(adapter, store.directory, model, store), remark=f"{which}; the run is not finished")

@@ -163,7 +163,7 @@ class Policy(Table):
         pooled, each = algorithm_of(recipe.training.algorithm).pooled, self.training.weights_per_direction
         numbers = recipe.directions.size if pooled else numbers_of(recipe)
         if weights < each * numbers:
-            allowed = f"weights_per_direction = {each}, and [model] tuned chooses {weights:,} weights"
+            allowed = f"weights_per_direction = {each}, and [model] tuned, or last_layers, chooses {weights:,} weights"
             raise _refusal("numbers along directions", numbers, allowed)
 
     def followed(self, recipe: Recipe) -> Recipe:
@@ -225,7 +225,9 @@ class RowView:
         held_out = ", ".join(map(str, (data.held_out, *recipe.evaluation.categories)))
         template = f"{data.template} of {data.date}" if data.date else data.template
         rows = held_out, template, data.separator, data.protocol, data.max_tokens
-        return cls(*rows, training.algorithm, training.objective, str(recipe.pool), str(recipe.model.tuned))
+        tuned, last = str(recipe.model.tuned), recipe.model.last_layers
+        tuned += f", {last}, {recipe.model.head}" if last else ""
+        return cls(*rows, training.algorithm, training.objective, str(recipe.pool), tuned)
 
 
 def _refusal(name: str, asked: object, allowed: str) -> FedKSeedError:
