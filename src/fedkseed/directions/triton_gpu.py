@@ -385,7 +385,7 @@ def _runs(pieces: Sequence[FlatPiece], most: int) -> Iterator[Sequence[FlatPiece
 
 
 def _places(run: Sequence[FlatPiece]) -> Tensor:
-    """The place of each of several pieces: its start, and the distance of its memory from the first one's, in numbers."""
+    """The place of each of several pieces: its start, and its memory, counted from the first one's, in numbers."""
     _, _, base, out, _ = run[0]
     far = [(start, b.data_ptr() - base.data_ptr(), o.data_ptr() - out.data_ptr()) for _, start, b, o, _ in run]
     places = np.array(far, np.int64)
