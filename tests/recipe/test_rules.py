@@ -103,6 +103,11 @@ CASES: list[tuple[Where, Tables, Tables]] = [
     (Where.NETWORK, FILES | {"data": {"held_out": 0.1}}, {"data": {"held_out": "summarization"}}),
     (Where.NETWORK, FILES | ROWS, FILE),
     (Where.NETWORK, FILES | {"directions": INFORMED}, {"directions": INFORMED | {"basis_digest": 64 * "0"}}),
+    (
+        Where.NETWORK,
+        FILES | {"model": {"name": "x", "last_layers": 1}},
+        {"model": {"name": "x", "last_layers": 1, "tuned": ["h.1.*"]}},
+    ),
     (Where.NETWORK, FILES | LATE, {"asynchronous": None}),
     (Where.NETWORK, FILES | algorithm("decomfl"), algorithm("fedkseed")),
     (Where.NETWORK, SHARDS | {"clients": {"split": "files", "count": 10}}, FILES),

@@ -118,8 +118,8 @@ def why_model(recipe: Recipe, algorithm: Algorithm) -> str | None:
         return f"because {recipe.training.algorithm} aggregates weights"
     if recipe.model.digest is None:
         return "for its digest: `fedkseed pin RECIPE` writes it into the recipe, then a server can do without"
-    if (algorithm.tuned == "output" or recipe.model.last_layers) and recipe.model.tuned is None:
-        return "for the names of the weights that it tunes: `fedkseed pin RECIPE` writes them into the recipe"
+    if algorithm.tuned == "output" and recipe.model.tuned is None:
+        return "for the names of its output layer: `fedkseed pin RECIPE` writes them into the recipe"
     return None
 
 
