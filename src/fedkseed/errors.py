@@ -41,6 +41,17 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
         raise FedKSeedError(f"{what} the extra `{extra}`: pip install 'fedkseed[{extra}]'{lacking}") from error
 
 
+@contextmanager
+def others_border(what: str, advice: str = "") -> Iterator[None]:
+    """Turn an error of another library, of whatever kind, into a FedKSeedError: `what`, the reason, and what to do."""
+    try:
+        yield
+    except FedKSeedError:
+        raise
+    except Exception as error:
+        raise FedKSeedError(f"{what}: {first_line(error)}{advice and '; '}{advice}") from error
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's error, or its kind where it has no text."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -11,7 +11,6 @@ from fedkseed.data.encoder import Encoder, within_context
 from fedkseed.data.federated import own_held_out, own_share, share_out, whole_set
 from fedkseed.data.layouts import ASSISTANT, USER, Example, Turn
 from fedkseed.data.split import OwnedRow
-from fedkseed.data.wording import encode
 from fedkseed.errors import FedKSeedError
 from fedkseed.models.load import load_tokenizer
 from fedkseed.recipe.reading import load_recipe, own_recipe, parse
@@ -20,6 +19,7 @@ from fedkseed.report.page import account
 from fedkseed.run.store import Store
 
 from ..commands import documented, fedkseed, refused
+from ..encoding import encode
 
 CONTEXT = 512  # of the tiny models
 

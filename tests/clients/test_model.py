@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from fedkseed import Pool
 from fedkseed.data.batches import Encoded, collate
 from fedkseed.data.layouts import Example
-from fedkseed.data.wording import Wording, encode_all
+from fedkseed.data.wording import Wording
 from fedkseed.models.load import load_model
 from fedkseed.models.loss import batch_loss
 from fedkseed.network.protocol.client.policy import Policy
@@ -27,6 +27,7 @@ from fedkseed.recipe.reading import parse
 from fedkseed.weights.modes import hold
 
 from ..conftest import recipe_text, rows, tiny_llama
+from ..encoding import encode_all
 from .conftest import run
 
 SAMPLE = Path(schema.__file__).parents[1] / "data" / "dolly-sample.jsonl.gz"

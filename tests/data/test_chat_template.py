@@ -7,8 +7,10 @@ import pytest
 from fedkseed import FedKSeedError
 from fedkseed.data.chat_template import DIRECTIVES, ChatTemplate, pinned, uses_clock
 from fedkseed.data.layouts import Example, Turn
-from fedkseed.data.wording import Wording, encode
+from fedkseed.data.wording import Wording
 from fedkseed.models.load import load_tokenizer
+
+from ..encoding import encode
 
 TURNS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}"
 ASK = "{% if add_generation_prompt %}[assistant]{% endif %}"

@@ -10,9 +10,11 @@ from tokenizers.processors import TemplateProcessing
 from fedkseed import FedKSeedError
 from fedkseed.data.batches import IGNORED, collate, endless_batches
 from fedkseed.data.layouts import Example, Turn
-from fedkseed.data.wording import TEMPLATES, Wording, cut, encode, encode_all, encode_each, packed, prompt_of
+from fedkseed.data.wording import TEMPLATES, Wording, cut, encode_each, packed, prompt_of
 from fedkseed.models.load import load_tokenizer
 from fedkseed.randomness import Purpose, generator
+
+from ..encoding import encode, encode_all
 
 
 @pytest.fixture(scope="module")

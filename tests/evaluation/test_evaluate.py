@@ -10,13 +10,14 @@ from transformers import AutoModelForCausalLM, OPTConfig
 
 from fedkseed.data.batches import collate
 from fedkseed.data.sources import Example
-from fedkseed.data.wording import Wording, encode
+from fedkseed.data.wording import Wording
 from fedkseed.evaluation.evaluate import evaluate, respond
 from fedkseed.evaluation.metrics import Metrics, rouge, rouge_l
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.models.loss import batch_loss, example_losses
 
 from ..conftest import rows
+from ..encoding import encode
 
 
 @pytest.fixture(scope="module")

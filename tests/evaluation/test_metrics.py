@@ -19,7 +19,7 @@ from fedkseed.data.batches import Encoded, collate
 from fedkseed.data.federated import own_held_out, share_out
 from fedkseed.data.held_out import MOST_OPTIONS
 from fedkseed.data.sources import Example
-from fedkseed.data.wording import Wording, encode
+from fedkseed.data.wording import Wording
 from fedkseed.evaluation.evaluate import evaluate, respond
 from fedkseed.evaluation.metrics import Metrics, accuracies, accuracy, metrics_of, rouge_l
 from fedkseed.evaluation.statistics import BALANCED, Evaluation, McNemar, balanced_accuracy, paired_change
@@ -34,6 +34,7 @@ from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 
 from ..conftest import CONFIGS, SMALL, recipe_text
+from ..encoding import encode
 from ..weights.test_streamed import model_of
 from .conftest import fedkseed, train
 

@@ -15,7 +15,7 @@ from fedkseed import FedKSeedError, Pool, hold, load_recipe, resume, start
 from fedkseed.cli import app
 from fedkseed.data.batches import collate
 from fedkseed.data.sources import Example
-from fedkseed.data.wording import Wording, encode_all
+from fedkseed.data.wording import Wording
 from fedkseed.evaluation.metrics import accuracy, rouge_l
 from fedkseed.evaluation.objectives import objective_of
 from fedkseed.models.load import load_model, load_tokenizer
@@ -27,6 +27,7 @@ from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 
 from ..conftest import recipe_text, rows
+from ..encoding import encode_all
 from .conftest import train
 
 NAMES = ("loss", "accuracy", "exact match", "rouge")

@@ -10,7 +10,7 @@ import torch
 from fedkseed import FedKSeedError, Pool, hold
 from fedkseed.data.batches import Encoded, collate
 from fedkseed.data.sources import Example, read
-from fedkseed.data.wording import Wording, encode_all
+from fedkseed.data.wording import Wording
 from fedkseed.models.load import load_model
 from fedkseed.models.loss import graph_loss
 from fedkseed.planning.make_basis import basis_of, leading, make_basis, quantised, rescaled, shared_out
@@ -21,6 +21,7 @@ from fedkseed.weights.basis_file import load_basis
 
 from ..commands import fedkseed, refused
 from ..conftest import CONFIGS, recipe_text
+from ..encoding import encode_all
 from ..weights.test_streamed import model_of
 
 EXAMPLES = [Encoded(tuple(range(1 + k, 13 + k)), 5, Example("an instruction", "its response")) for k in range(0, 40, 8)]

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkseed.evaluation.statistics import FEWEST, Estimate, Evaluation, Gain, paired_change
+from fedkseed.data.held_out import FEWEST
+from fedkseed.evaluation.statistics import Estimate, Evaluation, Gain, paired_change
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.report.page import page
 from fedkseed.report.verdict import RunVerdict, compared, without

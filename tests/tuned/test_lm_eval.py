@@ -12,7 +12,6 @@ import torch
 
 from fedkseed import FedKSeedError
 from fedkseed.data.layouts import Example
-from fedkseed.data.wording import encode
 from fedkseed.evaluation.evaluate import Metrics
 from fedkseed.evaluation.evaluate import evaluate as own_evaluate
 from fedkseed.models.loss import option_losses
@@ -21,6 +20,7 @@ from fedkseed.tuned.export import export
 from fedkseed.tuned.load import open_tuned
 
 from ..conftest import rows
+from ..encoding import encode
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:transformers")  # peft uses what transformers renames
 END = "<end>"

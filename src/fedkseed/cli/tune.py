@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Exit, Option
@@ -16,9 +16,6 @@ from ..report.bars import Bars
 from ..report.terminal import note, print_json, say
 from .guide import recipe_of
 from .options import BaseModel, Changes, Directory, Json, Output, RecipeFile, end_run
-
-if TYPE_CHECKING:
-    from ..recipe.schema import Recipe
 
 TensorBoard = Annotated[
     bool, Option("--tensorboard", help="Also write TensorBoard's files; other trackers: report.to.")
@@ -142,8 +139,14 @@ def init(
     for line in () if as_json else first.shares.notes:
         say(line)
     if network:
-        recipe, refusal = _networked(recipe)
-        warnings += refusal
+        from ..network.protocol.client.policy import Policy
+        from ..network.protocol.networked_recipe import with_network_defaults
+
+        recipe = with_network_defaults(recipe)
+        try:  # as clients whose owners have no policy; the columns are those of this file alone
+            Policy().require(recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": {}})}))
+        except FedKSeedError as error:
+            warnings.append(f"warning: clients whose owners allow no more than the default refuse this recipe: {error}")
     if estimate:
         with Bars(0) as bars:
             costs, tuning = measured(first, recipe, begin, bars)
@@ -279,19 +282,6 @@ def compare(
             print_costs(outcome)
     if as_json:
         print_json(rows)
-
-
-def _networked(recipe: "Recipe") -> "tuple[Recipe, list[str]]":
-    """A recipe with the defaults of `serve`, and a warning where clients refuse it unless their owners allow more."""
-    from ..network.protocol.client.policy import Policy
-    from ..network.protocol.networked_recipe import with_network_defaults
-
-    recipe = with_network_defaults(recipe)
-    try:
-        Policy().require(recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": {}})}))
-    except FedKSeedError as error:
-        return recipe, [f"warning: clients whose owners allow no more than the default refuse this recipe: {error}"]
-    return recipe, []
 
 
 def _prompted(what: str, hint: str) -> str:

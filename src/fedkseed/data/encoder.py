@@ -1,6 +1,6 @@
 """Rows of a recipe as tokens: in its wording, and within its limit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -76,18 +76,6 @@ class Encoder:
         ours, data = asdict(self.wording), self.recipe.data
         return {key: value for key, value in ours.items() if value != getattr(data, key)}
 
-    def training(self, rows: Sequence[OwnedRow]) -> EncodedRows:
-        """Encode rows to train on.
-
-        Raises:
-            FedKSeedError: one is too long, and [data] strict refuses that; or see `prepare`.
-        """
-        return self._checked(rows, "data")
-
-    def held_out(self, rows: Sequence[OwnedRow]) -> EncodedRows:
-        """Encode held-out rows, which may have a limit of their own; it refuses what `training` does."""
-        return self._checked(rows, "data" if self.recipe.evaluation.max_tokens is None else "evaluation")
-
     def refused(self, rows: Sequence[OwnedRow]) -> list[tuple[OwnedRow, FedKSeedError]]:
         """Encode rows; returns those that the chat template refuses, with its reasons."""
         examples = {row.example: None for row in rows if row.example not in self._encoded}
@@ -118,20 +106,21 @@ class Encoder:
         encoded = (self._encoded[row.example] for row in rows)
         return [len(example.tokens) for example in encoded if not isinstance(example, FedKSeedError)]
 
-    def within(self, rows: Sequence[OwnedRow], table: str = "data") -> EncodedRows:
+    def within(self, rows: Sequence[OwnedRow], held_out: bool = False) -> EncodedRows:
         """Encode rows, and leave out those that are too long or have no token that the loss counts.
 
         The protocol `official-code` cuts long rows instead, and leaves out those of which no response remains. Texts
         are packed, those of each owner apart.
 
         Args:
-            table: of the recipe, whose `max_tokens` is the limit.
+            held_out: whether they are held-out rows, which may have a limit of their own.
 
         Raises:
             FedKSeedError: see `prepare`.
         """
         self.prepare(rows)
-        limit = (table == "evaluation" and self.recipe.evaluation.max_tokens) or self.recipe.data.max_tokens
+        own = self.recipe.evaluation.max_tokens if held_out else None
+        table, limit = ("data", self.recipe.data.max_tokens) if own is None else ("evaluation", own)
         cuts, texts, longest = self.recipe.data.protocol == "official-code", dict[int, list[Encoded]](), 0
         encoded = EncodedRows(table, limit)
         for row in rows:
@@ -158,6 +147,13 @@ class Encoder:
             encoded.examples.extend(blocks)
             encoded.owners.extend([owner] * len(blocks))
         return replace(encoded, longest=longest)
+
+    def note_remarks(self, encoded: EncodedRows, total: int, name: str, note: Callable[[str], None]) -> str:
+        """Note the `remarks`; returns them as the end of an error that too few rows are there."""
+        remarks = list(self.remarks(encoded, total, name))
+        for remark in remarks:
+            note(remark)
+        return "".join(f"; {remark.removeprefix('warning: ')}" for remark in remarks)
 
     def remarks(self, encoded: EncodedRows, total: int, name: str) -> Iterator[str]:
         """Warnings on what was left out of `total` rows, each with its share; and a line on rows that were cut.
@@ -190,13 +186,14 @@ class Encoder:
             first = _place(encoded.refused[0])
             yield f"warning: {share(encoded.refused)} left out that the chat template refuses, the first is {first}"
 
-    def _checked(self, rows: Sequence[OwnedRow], table: str) -> EncodedRows:
-        encoded = self.within(rows, table)
+    def checked(self, rows: Sequence[OwnedRow], held_out: bool = False) -> EncodedRows:
+        """Encode rows as `within` does; one that is too long is refused where [data] strict says so."""
+        encoded = self.within(rows, held_out)
         long = [row for row in encoded.too_long if row.file is not None]
         if self.recipe.data.strict and long:
             others = ", ".join(map(_place, long[1:FAULTS_SHOWN]))
             raise FedKSeedError(
-                f"{_place(long[0])}: more than [{table}] max_tokens = {encoded.limit} tokens"
+                f"{_place(long[0])}: more than [{encoded.table}] max_tokens = {encoded.limit} tokens"
                 + (f", as {len(long) - 1:,} more rows: {others}" if others else "")
                 + "; shorten or remove the row, raise max_tokens, or set [data] strict = false"
             )

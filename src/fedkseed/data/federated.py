@@ -5,7 +5,7 @@ expect.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -95,17 +95,16 @@ def share_out(recipe: Recipe, tokenizer: Any, show: Note = lambda line: None) ->
     encoder = Encoder.of(recipe, tokenizer, source.files)
     recipe = encoder.recipe
     encoder.prepare(sorted([*source.training, *source.held_out], key=lambda row: row.index))
-    encoded = encoder.training(training)
+    encoded = encoder.checked(training)
     unseen = {normal_form(row.example) for row in source.held_out}
     forms = [normal_form(row.example) for row in training]
     repeated = [row for row, form in zip(training, forms, strict=True) if form in unseen]
     _note_files(source.files, note, encoded, repeated=repeated)
-    for remark in (*encoder.remarks(encoded, len(training), "training rows"), *_few_left(source, training, encoded)):
-        note(remark)
+    left_out = encoder.note_remarks(encoded, len(training), "training rows", note)
+    _note_few_left(source, training, encoded, note)
     try:
         shares, names = divide(encoded.examples, encoded.owners, source.owners, recipe)
     except FedKSeedError as error:
-        left_out = _what_is_left_out(encoder.remarks(encoded, len(training), "training rows"))
         raise FedKSeedError(f"{error}{left_out}") from error
     recipe.clients.cohort_of(len(shares))
     clients, kept_back = keep_back(shares, names, recipe)
@@ -113,7 +112,10 @@ def share_out(recipe: Recipe, tokenizer: Any, show: Note = lambda line: None) ->
     every = [row.example for row in (*source.held_out, *source.training)]
     held_out, sets = draw_sets(HeldOutRows(source.held_out, categories, every, kept_back, trained), encoder, note)
     seen = {form for row, form in zip(training, forms, strict=True) if row.example in trained or row.example.plain}
-    also_trained = {name: _alike(each.examples, seen) for name, each in {"": held_out, **sets}.items()}
+    also_trained = {
+        name: [number for number, e in enumerate(each.examples) if normal_form(e.example) in seen]
+        for name, each in {"": held_out, **sets}.items()
+    }
     # of texts, the rows: blocks have no row's form
     texts = [normal_form(row.example) in seen for row in source.held_out if row.example.plain]
     total = len(texts) + sum(not e.example.plain for each in (held_out, *sets.values()) for e in each.examples)
@@ -153,16 +155,14 @@ def own_share(
     rows = [row for row in rows_of([file]) if row.example.category not in held_out]
     encoder.prepare(rows)
     trained, kept = set_aside(rows, kept_back)
-    training, unseen = encoder.training(trained), encoder.training(kept)
+    training, unseen = encoder.checked(trained), encoder.checked(kept)
     _note_files([file], note, training, unseen)
-    for encoded, count, name in ((training, len(trained), "training rows"), (unseen, len(kept), "rows kept back")):
-        for remark in encoder.remarks(encoded, count, name):
-            note(remark)
+    left_out = encoder.note_remarks(training, len(trained), "training rows", note)
+    encoder.note_remarks(unseen, len(kept), "rows kept back", note)
     if len(training.examples) < recipe.clients.min_examples:
         raise FedKSeedError(
             f"{file.source}: the client has {len(training.examples)} examples after holding out and leaving out long "
-            f"ones, [clients] min_examples says {recipe.clients.min_examples}"
-            + _what_is_left_out(encoder.remarks(training, len(trained), "training rows"))
+            f"ones, [clients] min_examples says {recipe.clients.min_examples}{left_out}"
         )
     most = None if recipe.evaluation.examples == "all" else recipe.evaluation.examples
     unseen_set = held_out_of(unseen.examples[:most], file.examples, encoder)
@@ -206,18 +206,11 @@ def whole_set(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     rows, encoder = rows_of(files), Encoder.of(recipe, tokenizer, files)
     encoded = encoder.within(rows)
     _note_files(files, note, encoded)
-    for remark in encoder.remarks(encoded, len(rows), "rows"):
-        note(remark)
+    left_out = encoder.note_remarks(encoded, len(rows), "rows", note)
     examples = draw(encoded.examples, recipe.evaluation.examples, recipe.seed, recipe.data.source)
     if not examples:
-        left_out = _what_is_left_out(encoder.remarks(encoded, len(rows), "rows"))
         raise FedKSeedError(f"{recipe.data.source} has no example of {encoded.limit} tokens or fewer{left_out}")
     return held_out_of(examples, [row.example for row in rows], encoder)
-
-
-def _what_is_left_out(remarks: Iterable[str]) -> str:
-    """The rows that were left out, as the end of an error that too few are there."""
-    return "".join(f"; {remark.removeprefix('warning: ')}" for remark in remarks)
 
 
 def _note_files(
@@ -243,19 +236,14 @@ def _note_files(
         note(f"warning: files share rows: {pairs}; is one a copy? Remove it, or its rows count twice")
 
 
-def _few_left(source: SourceRows, training: Sequence[OwnedRow], encoded: EncodedRows) -> Iterator[str]:
+def _note_few_left(source: SourceRows, training: Sequence[OwnedRow], encoded: EncodedRows, note: Note) -> None:
     """A warning on clients that lose more than half of their rows."""
     rows = Counter(row.owner for row in training)
     lost = Counter(row.owner for row in (*encoded.too_long, *encoded.uncounted, *encoded.refused))
     few = [owner for owner in lost if source.owners[owner] and 2 * lost[owner] > rows[owner]]
     if few:
         shown = (f"{source.owners[owner]} {rows[owner] - lost[owner]:,} of {rows[owner]:,}" for owner in few[:5])
-        yield f"warning: clients train on less than half of their rows: {', '.join(shown)}" + ", …" * (len(few) > 5)
-
-
-def _alike(examples: Sequence[Encoded], forms: Set[str]) -> list[int]:
-    """The numbers of the examples whose `normal_form` is among `forms`."""
-    return [number for number, each in enumerate(examples) if normal_form(each.example) in forms]
+        note(f"warning: clients train on less than half of their rows: {', '.join(shown)}" + ", …" * (len(few) > 5))
 
 
 def _note_repeated(count: int, total: int, rows: Sequence[OwnedRow], recipe: Recipe, note: Note) -> None:

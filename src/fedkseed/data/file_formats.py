@@ -17,7 +17,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..errors import FedKSeedError, first_line, needs_extra
+from ..errors import FedKSeedError, needs_extra, others_border
 from .first_bytes import LOOKED_AT, what_it_is
 from .layouts import KNOWN_NAMES, Columns, listed, names_of, needed_columns, simplified
 from .parquet import parquet_rows
@@ -109,12 +109,8 @@ def open_rows(source: str, columns: Columns | None = None, notes: list[str] | No
     return str(path), (_sheets(path, table) if formatted[0] in SHEETS else _unpacked_rows(path, *formatted, table))
 
 
-def parse(content: bytes, where: str, remedy: str) -> Any:
-    """Parse JSON in UTF-8; broken text is refused with an error that names the place and the remedy."""
-    return _parse(decode(content, where), where, remedy)
-
-
-def _parse(text: str, where: str, remedy: str) -> Any:
+def parse(text: str, where: str, remedy: str) -> Any:
+    """Parse JSON; broken text is refused with an error that names the place and the remedy."""
     try:
         return json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
@@ -243,7 +239,7 @@ def _unpacked_rows(path: Path, ending: str, packing: str, table: "_Names") -> Pl
 def _json_line(line: str, where: str) -> Any:
     """The row of a line, or the error of one that can't be parsed."""
     try:
-        return _parse(line, where, "mend or remove the line")
+        return parse(line, where, "mend or remove the line")
     except FedKSeedError as error:
         return error
 
@@ -251,7 +247,7 @@ def _json_line(line: str, where: str) -> Any:
 def _json_object(unpacked: _Unpacked) -> Placed:
     """The rows in a list of an object, as {"data": [...]}; or the one row that the object is."""
     text = unpacked.whole()
-    whole = _parse(text, str(unpacked.path), "mend the file")
+    whole = parse(text, str(unpacked.path), "mend the file")
     lists = [key for key, cell in whole.items() if isinstance(cell, list) and key in WRAPPERS]
     others = [key for key, cell in whole.items() if isinstance(cell, list | dict) and key not in lists[:1]]
     if not lists:
@@ -423,13 +419,9 @@ def _sheets(path: Path, table: _Names) -> Placed:
 
 
 def _parquet(path: Path) -> Placed:
-    try:
+    with others_border(f"the data file {path} can't be read"):
         for number, row in enumerate(parquet_rows(str(path), MAX_ROWS, MAX_COLUMNS, room_of(path)), 1):
             yield f"row {number}", row
-    except FedKSeedError:
-        raise
-    except Exception as error:  # many kinds for a damaged file
-        raise FedKSeedError(f"the data file {path} can't be read: {first_line(error)}") from error
 
 
 def room_of(path: Path) -> int:
@@ -439,9 +431,13 @@ def room_of(path: Path) -> int:
 
 def _table(source: str, kind: str) -> Placed:
     """The rows of a folder that `save_to_disk` wrote, or a data set on the hub."""
-    try:
-        with needs_extra(f"reading {source} needs", "data"):
-            import datasets
+    missing = (
+        f"there is no data file at {source}, and the rows 'train' of a data set of this name on the Hugging Face hub "
+        "can't be loaded"
+    )
+    with needs_extra(f"reading {source} needs", "data"):
+        import datasets
+    with others_border(missing if kind == "hub" else f"the data file {source} can't be read"):
         table = datasets.load_dataset(source, split="train") if kind == "hub" else datasets.load_from_disk(source)
         if isinstance(table, datasets.DatasetDict):
             name, *others = map(str, table)
@@ -460,12 +456,3 @@ def _table(source: str, kind: str) -> Placed:
             for name, names in labels.items():  # stored as numbers, and -1 where there is none
                 row[name] = None if row[name] in (None, -1) else names.int2str(row[name])
             yield f"row {number}", row
-    except FedKSeedError:
-        raise
-    except Exception as error:  # many kinds: for a damaged file; on the hub for no network, no such name or split
-        if kind == "hub":
-            raise FedKSeedError(
-                f"there is no data file at {source}, and the rows 'train' of a data set of this name on the Hugging "
-                f"Face hub can't be loaded: {first_line(error)}"
-            ) from error
-        raise FedKSeedError(f"the data file {source} can't be read: {error}") from error

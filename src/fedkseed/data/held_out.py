@@ -174,13 +174,11 @@ def _short_enough(rows: Sequence[OwnedRow], name: str, encoder: Encoder, note: N
     Raises:
         FedKSeedError: none is.
     """
-    encoded = encoder.held_out(rows)
+    encoded = encoder.checked(rows, held_out=True)
     what = "held-out rows" if name == HELD_OUT else f"rows of the set {name!r}"
-    remarks = list(encoder.remarks(encoded, len(rows), what))
-    for remark in remarks:
-        note(remark)
+    left_out = encoder.note_remarks(encoded, len(rows), what, note)
     if rows and not encoded.examples:
-        raise FedKSeedError(f"no row of the set {name!r} is left: {'; '.join(remarks).removeprefix('warning: ')}")
+        raise FedKSeedError(f"no row of the set {name!r} is left:{left_out.removeprefix(';')}")
     return encoded.examples
 
 

@@ -189,7 +189,7 @@ def _unpacked(path: Path) -> _Limited:
 
 def _examples(name: str, content: bytes, where: str) -> list[Example]:
     """A task's examples, with its first definition and their first outputs; an empty output is an empty answer."""
-    table = parse(content, where, "get the file again")
+    table = parse(decode(content, where), where, "get the file again")
     if not isinstance(table, dict):
         raise FedKSeedError(f"{where}: expected a JSON object, got {type(table).__name__}")
     if missing := [key for key in ("Definition", "Instances") if not table.get(key)]:

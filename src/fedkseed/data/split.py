@@ -75,10 +75,9 @@ def read_source(recipe: Recipe) -> SourceRows:
                     FedKSeedError(f"{file.place(index)}: no client is named; it is taken from the column {column!r}")
                 )
         file.refuse_faults()
-        rows = [row for row in rows if file.clients[row.index]]
         owners = sorted(set(file.clients) - {""})
         numbers = {name: number for number, name in enumerate(owners)}
-        rows = [replace(row, owner=numbers[file.clients[row.index]]) for row in rows]
+        rows = [replace(row, owner=numbers[client]) for row in rows if (client := file.clients[row.index])]
     held_out, training = hold_out(rows, recipe)
     return SourceRows(held_out, training, owners, files)
 

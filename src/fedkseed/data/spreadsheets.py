@@ -1,7 +1,6 @@
 """Sheets of xlsx, xlsm, xls and ods, each cell as text."""
 
 import re
-from datetime import timedelta
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,15 +52,11 @@ def sheets_of(path: Path, max_bytes: int) -> list[Sheet]:
 
 
 def _rows(sheet: Any) -> list[list[str]]:
-    rows = [[_cell(cell) for cell in row] for row in sheet.to_python(skip_empty_area=False)]
+    rows = [[str(as_text(cell)) for cell in row] for row in sheet.to_python(skip_empty_area=False)]
     for (first, column), (last, _) in sheet.merged_cell_ranges or ():  # of ods there are none
         for row in rows[first + 1 : last + 1]:
             row[column] = rows[first][column]
     return rows
-
-
-def _cell(cell: Any) -> str:
-    return str(cell) if isinstance(cell, timedelta) else str(as_text(cell))
 
 
 def _require_size(path: Path, max_bytes: int) -> None:

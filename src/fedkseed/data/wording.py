@@ -11,6 +11,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from ..errors import FedKSeedError
+from ..local.schedules import require_choice
 from ..recipe.schema import DataTable
 from .batches import Encoded
 from .chat_template import INSTEAD, ChatTemplate
@@ -112,8 +113,7 @@ class Wording:
         return {"template": self.template, "separator": self.separator, **day}
 
     def __post_init__(self) -> None:
-        if self.template not in TEMPLATES:
-            raise FedKSeedError(f"no template is called {self.template!r}; choose one of {', '.join(TEMPLATES)}")
+        require_choice("template", self.template, TEMPLATES)
 
     def exchanges(self, example: Example, tokenizer: Any) -> list[PromptedResponse]:
         """The example as texts: one exchange for each answer that the loss counts.
@@ -243,27 +243,10 @@ def _as_jinja(prompt: Callable[[Example], str]) -> str:
     return f"({expression(Example(asked, '', system))}) if system else ({expression(Example(asked, ''))})"
 
 
-def encode(example: Example, tokenizer: Any, wording: Wording) -> Encoded:
-    """Encode one example; its prompt has the tokens that generation has."""
-    return encode_all([example], tokenizer, wording)[0]
-
-
-def encode_all(examples: Sequence[Example], tokenizer: Any, wording: Wording) -> list[Encoded]:
-    """Encode many examples, each as `encode` does; fast tokenizers use all cores for a list.
-
-    Raises:
-        FedKSeedError: the chat template can't word one of them.
-    """
-    encoded = list[Encoded]()
-    for each in encode_each(examples, tokenizer, wording):
-        if isinstance(each, FedKSeedError):
-            raise each
-        encoded.append(each)
-    return encoded
-
-
 def encode_each(examples: Sequence[Example], tokenizer: Any, wording: Wording) -> list[Encoded | FedKSeedError]:
     """Encode many examples; in place of one that the chat template or the model can't take there is the reason.
+
+    A prompt has the tokens that generation has. Fast tokenizers use all cores for a list.
 
     A conversation is tokenised as one text, as programs do that are asked in it, and each prompt in it has the tokens
     that it has alone. Where a token would reach over the edge of an answer, and for an instruction in a wording of our

@@ -28,6 +28,11 @@ class Estimate:
 
     __str__ = text
 
+    @property
+    def sign(self) -> int:
+        """1 or −1 of a mean that is more than two standard errors from 0; 0 of others, of NaN, and without an error."""
+        return 0 if not abs(self.mean) > 2 * self.error else 1 if self.mean > 0 else -1
+
 
 Choice: TypeAlias = Sequence[str]  # two texts: the true response, the chosen one
 
@@ -35,7 +40,6 @@ TITLES = {"loss": "held-out loss", "rouge": "Rouge-L", "accuracy": "token accura
 BALANCED, FREQUENT = "balanced choice accuracy", "share of the most frequent choice"
 MOST_CLASSES = 8  # labels of a confusion matrix that is shown
 Answer: TypeAlias = Sequence[str]  # three texts: the instruction, the true response, the model's
-FEWEST = 10  # held-out rows: two standard errors of fewer say little
 SHOWN = 3  # answers that are kept, for people to read
 
 
@@ -80,6 +84,14 @@ class Evaluation:
         for set_name, evaluation in self.sets.items():
             means |= {named(set_name, name): mean for name, mean in evaluation.means.items()}
         return means
+
+    def changes(self, before: "Evaluation") -> dict[str, Estimate]:
+        """The paired changes of those metrics that another model has on the same examples."""
+        return {
+            name: paired_change(values, self.measures[name])
+            for name, values in before.measures.items()
+            if len(self.measures.get(name, ())) == len(values)
+        }
 
 
 def require_finite(evaluation: Evaluation, model: str, dtype: str, kind: str = "held-out rows") -> None:
@@ -157,10 +169,7 @@ class Gain:
 
         It is unclear, too, where no error is known.
         """
-        loss = self.change["loss"]
-        if not abs(loss.mean) > 2 * loss.error:  # NaN is not
-            return "unclear"
-        return "gained" if loss.mean < 0 else "lost"
+        return {-1: "gained", 0: "unclear", 1: "lost"}[self.change["loss"].sign]
 
 
 def gains(before: Evaluation, after: Evaluation) -> list[Gain]:

@@ -10,7 +10,7 @@ The cells of Table 3 come out exactly with these conventions, which the paper's 
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import FedKSeedError
+from ..errors import others_border
 from ..models.place import find
 
 FLOAT = INTEGER = 4  # bytes
@@ -65,7 +65,7 @@ def architecture(model: str) -> Architecture:
     from transformers import AutoConfig
 
     source = find(model)
-    try:
+    with others_border(f"the sizes of {model} can't be read"):
         config: Any = AutoConfig.from_pretrained(source.name, trust_remote_code=False, **source.options)
         heads = config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -73,8 +73,6 @@ def architecture(model: str) -> Architecture:
             config.hidden_size, config.intermediate_size, config.num_hidden_layers, config.vocab_size,
             heads * size, config.num_key_value_heads * size, bool(config.tie_word_embeddings),
         )  # fmt: skip
-    except (OSError, ValueError, AttributeError) as error:
-        raise FedKSeedError(f"the sizes of {model} can't be read: {str(error).partition(chr(10))[0]}") from error
 
 
 def trainable(method: str, sizes: Architecture) -> int:

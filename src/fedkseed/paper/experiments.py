@@ -23,6 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from ..errors import FedKSeedError
 from ..files import shipped
+from ..local.schedules import require_choice
 from ..recipe.reading import parse
 from ..recipe.schema import Recipe
 
@@ -157,10 +158,8 @@ def names() -> list[str]:
 
 def load(name: str, scale: str) -> Experiment:
     """An experiment at a scale; FedKSeedError where there is none, or a key is unknown, or a method has two rates."""
-    if name not in names():
-        raise FedKSeedError(f"no experiment is called {name!r}; there are {', '.join(names())}")
-    if scale not in SCALES:
-        raise FedKSeedError(f"no scale is called {scale!r}; choose one of {', '.join(SCALES)}")
+    require_choice("experiment", name, names())
+    require_choice("scale", scale, SCALES)
     tree: Tree = {}
     for table in _parts(name):
         scales = table.pop("scales", {})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ..errors import FedKSeedError
+from ..errors import needs_extra
 from ..files import border
 from . import tables
 from .experiments import short
@@ -38,11 +38,9 @@ STYLE: Any = {
 
 def save(draw: DrawFigure, folder: Path) -> None:
     """Draw a figure and write it as figure.png and figure.svg."""
-    try:
+    with needs_extra("figures need", "plots"):
         from matplotlib import rc_context
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise FedKSeedError("figures need the extra `plots`: pip install 'fedkseed[plots]'") from error
     with rc_context(STYLE):
         figure = Figure()
         draw(figure)
@@ -150,7 +148,6 @@ def draw_along_axis(shown: Comparison, figure: "Figure") -> None:
         if options.log:
             powers(axes, shown.experiment.axes[x])
         axes.set(xlabel=options.xlabel or short(x), ylabel=MEASURES[measure].title)
-        axes.set_ylim(options.limits)
         axes.legend()
 
 

@@ -114,7 +114,11 @@ def reproduce(asked: Reproduction) -> Path | None:
     """
     experiment, output = asked.experiment, asked.output
     wanted = replace(asked, given=all_places(experiment, output, asked.given, asked.public))
-    _require_packages(wanted)
+    # refused before anything is made, and not after the tenth run
+    if (OUTPUTS | MEASURED)[experiment.output].figure is not None and find_spec("matplotlib") is None:
+        raise FedKSeedError(f"{experiment.name} draws a figure: pip install 'fedkseed[plots]'; no run was begun")
+    for recipe in experiment.recipes(wanted.given):
+        require_packages(recipe, algorithm_of(recipe.training.algorithm))
     if experiment.scale == "tiny" and "model" not in asked.given:
         tiny_model.make(tiny_place(output))
     with border(f"can't make {wanted.folder}"):
@@ -129,15 +133,6 @@ def reproduce(asked: Reproduction) -> Path | None:
     if jobs is None or run(jobs, wanted.part, may_fail=experiment.along_rates) is None:
         return None
     return _write_results(wanted, jobs, trials)
-
-
-def _require_packages(wanted: Reproduction) -> None:
-    """Refuse before anything is made what would be refused after the tenth run for want of a package."""
-    experiment = wanted.experiment
-    if (OUTPUTS | MEASURED)[experiment.output].figure is not None and find_spec("matplotlib") is None:
-        raise FedKSeedError(f"{experiment.name} draws a figure: pip install 'fedkseed[plots]'; no run was begun")
-    for recipe in experiment.recipes(wanted.given):
-        require_packages(recipe, algorithm_of(recipe.training.algorithm))
 
 
 def parts(text: str) -> tuple[int, int]:

@@ -31,7 +31,6 @@ class ComparisonOptions:
     measures: Sequence[str] = ("rouge", "loss")  # of a figure with a panel for each
     error: str = "std"  # what a band along a line is: "std", or "standard error"
     xlabel: str = ""
-    limits: tuple[float, float] | None = None  # least and largest number upwards
     log: bool = False  # whether x is logarithmic
     clock: str = "processor"  # or "virtual", see run/cohort.py
     steps: int = 0  # local steps after which methods are compared

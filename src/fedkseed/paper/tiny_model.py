@@ -1,6 +1,5 @@
 """A Llama-type model of 0.14 million weights, made without a download, to try experiments in minutes."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ..data.sources import read
-from ..files import border
+from ..files import folder as new_folder
 from ..run.workers import computing_with
 
 VOCABULARY, HIDDEN, CONTEXT = 1024, 64, 512
@@ -27,16 +26,12 @@ def make(folder: Path) -> Path:
     """
     if folder.is_dir():
         return folder
-    part = folder.with_name(f".{folder.name}.part")
     words, network = tokenizer(), model()
     with computing_with(1):  # sums of several threads differ in their last bits
         pretrain(network, words)
-    with border(f"can't write {folder}"):
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+    with new_folder(folder, 0o777) as part:
         words.save_pretrained(part)
         network.save_pretrained(part)
-        part.rename(folder)
     return folder
 
 

@@ -17,11 +17,11 @@ import tomlkit
 from ..data.encoder import MAX_TOKENS, Encoder, context_of
 from ..data.federated import ClientShares, share_out
 from ..data.file_formats import open_rows
+from ..data.held_out import FEWEST, MOST_OPTIONS
 from ..data.layouts import CONVERSATIONS, LAYOUTS, Columns, names_of, normalised
 from ..data.sources import DataFile, Reader, counted, doubt_of, require_columns
 from ..data.split import DEFAULT_CATEGORY, is_folder, rows_of
 from ..errors import FedKSeedError
-from ..evaluation.statistics import FEWEST
 from ..models.place import require_there
 from ..recipe.algorithms import ONE, OUTPUT, TWO, algorithm_of
 from ..recipe.reading import parse
@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # rows are looked at before PyTorch is loaded
 
 TASKS = ("answers", "labels")
 SECONDS = 55.0  # of `init` in all
-MAX_LABELS = 32  # different responses, up to which they are taken for labels; the metric `choice` takes no more
 MAX_CLIENTS, ROWS_A_CLIENT = 20, 20  # the most clients of a draft, and the rows that each has on average, at least
 TOKEN_STEP = 32  # max_tokens is a multiple of this
 HELD_OUT = 0.1  # share of the rows
@@ -83,7 +82,7 @@ class DataSummary:
     @property
     def task(self) -> str:
         """The kind of task: labels where few responses come again and again."""
-        return "labels" if 2 <= self.labels <= min(MAX_LABELS, self.rows // 4) else "answers"
+        return "labels" if 2 <= self.labels <= min(MOST_OPTIONS, self.rows // 4) else "answers"
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,8 +133,7 @@ def basis_of(
     order = generator(recipe.seed, Purpose.BASIS).permutation(len(rows))[: OVERDRAWN * examples]
     encoder = Encoder.of(recipe, tokenizer, files)
     drawn = encoder.within([rows[k] for k in order])
-    for remark in encoder.remarks(drawn, len(order), "rows drawn"):
-        progress.note(remark)
+    encoder.note_remarks(drawn, len(order), "rows drawn", progress.note)
     chosen, pad = drawn.examples[:examples], tokenizer.pad_token_id
     model = load_model(options.name, options.dtype, "dense", options.device)
     progress.begin("gradients", len(chosen) * (1 + scaled))

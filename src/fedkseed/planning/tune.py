@@ -107,13 +107,12 @@ class Tuning:
         A larger rate may have lowered the mean more without being that sure: by luck, or near divergence.
         """
         changes = [(trial.change(self.before), trial.lr) for trial in self.trials]
-        sure = [(change.mean, lr) for change, lr in changes if change.mean < -2 * change.error]
+        sure = [(change.mean, lr) for change, lr in changes if change.sign < 0]
         return min(sure)[1] if sure else None
 
     def worse(self, trial: Trial) -> bool:
         """Whether a trial is worse than the best, or than no training, by more than two standard errors."""
-        changes = [trial.change(losses) for losses in (self.best.losses, self.before)]
-        return any(change.mean > 2 * change.error for change in changes)
+        return any(trial.change(losses).sign > 0 for losses in (self.best.losses, self.before))
 
     @property
     def alike(self) -> list[float]:
@@ -203,7 +202,7 @@ def limits(
         size: mean |ρ| where uploads hold signs alone: the change is then −η E|ρ| + η²/2 tr H / P, which is below 0 up
             to an η that is `size` times as large.
     """
-    if not curvature.mean > 2 * curvature.error:
+    if curvature.sign < 1:
         return None, None
     alone = size * 2 * probes / curvature.mean
     held = np.array([len(simulation.shares.clients[number]) for number in cohort])

@@ -180,8 +180,8 @@ def against(store: Store, first: Store) -> stats.Estimate | None:
     data, data_of_first = ((of.recall("identity") or {}).get("data of digest") for of in (store, first))
     if not (scores and scores_of_first) or data is None or data != data_of_first:
         return None
-    losses, before = scores[max(scores)]["losses"], scores_of_first[max(scores_of_first)]["losses"]
-    return stats.paired_change(before, losses) if before and len(before) == len(losses) else None
+    last, last_of_first = (stats.Evaluation.of(of[max(of)]) for of in (scores, scores_of_first))
+    return last.changes(last_of_first).get("loss")
 
 
 def directions(store: Store, algorithm: str) -> dict[str, list[float]] | None:

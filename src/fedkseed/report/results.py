@@ -34,12 +34,7 @@ class SetScores:
 
     @property
     def changes(self) -> dict[str, stats.Estimate]:
-        """The paired changes of those metrics that both models have on the same examples."""
-        return {
-            metric: stats.paired_change(values, self.after.measures[metric])
-            for metric, values in self.before.measures.items()
-            if len(self.after.measures.get(metric, ())) == len(values)
-        }
+        return self.after.changes(self.before)
 
     @property
     def test(self) -> stats.McNemar | None:

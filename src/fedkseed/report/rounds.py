@@ -51,15 +51,13 @@ def print_rounds(view: RunView) -> None:
             absent.append(spare)
             del width_of[spare]
     columns = [column for column in columns if column[0] in width_of]
-    titles, widths = list(width_of), list(width_of.values())
-    rows = [[cells.get(done, "") for _, cells in columns] for done in numbers(view)]
-    room = console.width - sum(widths) - len(widths) - 1
-    padded = room >= 2 * len(widths)
+    room = console.width - sum(width_of.values()) - len(width_of) - 1
+    padded = room >= 2 * len(width_of)
     table = Table(padding=(0, int(padded)))
-    for title, width in zip(titles, widths, strict=True):
+    for title, width in width_of.items():
         table.add_column(title, justify="right", min_width=width, width=width if room >= 0 and not padded else None)
-    for row in rows:
-        table.add_row(*row)
+    for done in numbers(view):
+        table.add_row(*(cells.get(done, "") for _, cells in columns))
     console.print(table, crop=False, soft_wrap=True)
     if absent:
         say(f"no room here for: {', '.join(absent)}; a wider terminal has it, and --json")

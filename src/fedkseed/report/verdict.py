@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
+from ..data.held_out import FEWEST
 from ..evaluation import statistics as stats
-from ..evaluation.statistics import FEWEST, Estimate, Evaluation, Gain
+from ..evaluation.statistics import Estimate, Evaluation, Gain
 from ..run.best_round import diverged, lowers_loss
 from ..run.store import GAINS, NOTES, STOPPED, Store
 
@@ -51,13 +52,13 @@ def compared(
         tune: the way to find a rate, which ends an advice; empty: there is none here.
         repeated: number of held-out rows that were left out, since they are training rows, too.
     """
-    count, shared = len(tuned.losses), [name for name in base.measures if name in tuned.measures]
-    shared = [name for name in shared if len(base.measures[name]) == len(tuned.measures[name])]
-    changes = {name: stats.paired_change(base.measures[name], tuned.measures[name]) for name in shared}
+    count, changes = len(tuned.losses), tuned.changes(base)
     of_training = f" ({repeated:,} more are also training rows, and don't count)" if repeated else ""
     if count < FEWEST:
         return "unknown", f"Can't say: {count} held-out rows{of_training} are too few, hold out {FEWEST} or more"
-    signs = {name: _sign(name, change) for name, change in changes.items() if len(tuned.measures[name]) >= FEWEST}
+    # 1 for a metric that became better, −1 for one that became worse, 0 for a change that is not resolved
+    signs = {name: -change.sign if name == "loss" else change.sign for name, change in changes.items()}
+    signs = {name: sign for name, sign in signs.items() if len(tuned.measures[name]) >= FEWEST}
     names = [name for name in (*SCORES, *tuned.scores) if name in signs]
     if "choice" not in signs:  # answers of many words are hardly ever the same, and may be better for all that
         names.sort(key=lambda name: signs[name] != 1)
@@ -130,13 +131,6 @@ def clients_of(store: Store) -> int:
         return len(holdings["examples"])
     expected = (store.recall("identity") or {}).get("a number of clients of", 0)
     return max([int(expected), *(1 + client for report in store.reports() for client in report["clients"])])
-
-
-def _sign(name: str, change: Estimate) -> int:
-    """1 for a metric that became better, −1 for one that became worse, 0 for a change that is not resolved."""
-    if not abs(change.mean) > 2 * change.error:
-        return 0
-    return 1 if (change.mean > 0) != (name == "loss") else -1
 
 
 def _fact(name: str, before: Sequence[float], after: Sequence[float], change: Estimate, count: int) -> str:

@@ -19,8 +19,6 @@ from ..run.store import Store
 from .page import content, document
 from .watch_state import Watched
 
-JSON = "application/json"
-
 
 class RunPage:
     """The ASGI application of one run's page."""

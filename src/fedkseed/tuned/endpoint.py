@@ -95,9 +95,6 @@ def application(models: Models) -> Any:
         def list_models(self, cache_dir: str | None = None) -> list[dict]:
             return [{"id": name, "object": "model", "created": 0, "owned_by": "fedkseed"} for name in models]
 
-        def get_gen_models(self, cache_dir: str | None = None) -> list[dict]:  # the same until transformers 5.23
-            return self.list_models(cache_dir)
-
     class Sampling:
         """A request that names a temperature over 0 is sampled; the server would leave that to the model's files."""
 

@@ -70,8 +70,8 @@ def export(
             Adapter.load(part / ADAPTER)  # it has a digest
             size = f"{tuned.adapter.pool.size:,} coefficients"
             notes = [f"The file `{ADAPTER}` holds {size}, which fedkseed adds to the base model."]
-        elif format_ == "peft" and rank is None:
-            notes = _write_peft(tuned, part)
+        elif tuned.adapters is not None and format_ == "peft" and rank is None:
+            notes = _copy_adapters(tuned, tuned.adapters, part)
         else:
             notes = _write_lora(tuned, part, format_, rank)
         given = {"kind": kind if format_ == "gguf" else None, "rank": rank, "dtype": dtype}
@@ -120,20 +120,16 @@ def _with_reference(tuned: TunedModel) -> tuple[nn.Module, Reference]:
     return loaded, Reference(base, probe(loaded))
 
 
-def _write_peft(tuned: TunedModel, part: Path) -> list[str]:
-    """Write the adapters of a run, or its LoRA, either of which is exact."""
-    model, reference = _with_reference(tuned)
-    if tuned.adapters is not None:
-        shutil.copyfile(tuned.adapters / WEIGHTS, part / WEIGHTS)
-        about = adapter_config(tuned.adapters) | {"base_model_name_or_path": tuned.base or ""}
-        (part / ADAPTERS).write_text(json.dumps(about, indent=2) + "\n")
-        content = f"adapters of the kind {plain(str(about['peft_type']))}"
-    else:
-        lora = _lora(tuned, model)
-        lora.write(part, tuned.base or "")
-        content = _size(lora)
-    notes = [f"The folder holds {content}, for `peft`, to use beside the base model."]
-    return [*notes, *_compared_by_peft(tuned, reference, part)]
+def _copy_adapters(tuned: TunedModel, adapters: Path, part: Path) -> list[str]:
+    """Write the adapters of a run as they are, beside the name of its base model."""
+    reference = _with_reference(tuned)[1]
+    shutil.copyfile(adapters / WEIGHTS, part / WEIGHTS)
+    about = adapter_config(adapters) | {"base_model_name_or_path": tuned.base or ""}
+    (part / ADAPTERS).write_text(json.dumps(about, indent=2) + "\n")
+    note = (
+        f"The folder holds adapters of the kind {plain(str(about['peft_type']))}, for `peft`, to use beside the base "
+    )
+    return [f"{note}model.", *_compared_by_peft(tuned, reference, part)]
 
 
 def _compared_by_peft(tuned: TunedModel, reference: Reference, adapters: Path) -> list[str]:

@@ -5,10 +5,12 @@ from pathlib import Path
 from ..directions import Pool
 from ..errors import FedKSeedError
 from ..files import require_absent
+from ..local.schedules import require_choice
 from .load import DTYPES, TunedModel
 
 LIBRARIES = {"hf": "transformers", "peft": "peft", "gguf": "gguf", "lora-gguf": "gguf", "fedkseed": "fedkseed"}
 LORAS = ("peft", "lora-gguf")
+NO_LORA = "LoRA can't hold; give --rank for the nearest change of that rank, or export the whole model: --format hf"
 KINDS = ("f32", "f16", "bf16", "q8_0", "q4_1", "q4_0")  # of the matrices in a GGUF file
 
 
@@ -20,11 +22,9 @@ def require_format(
     Raises:
         FedKSeedError: the folder exists, an option is unknown or of another format, or the change is not one of it.
     """
-    if format_ not in LIBRARIES:
-        raise FedKSeedError(f"no format is called {format_!r}; choose one of {', '.join(LIBRARIES)}")
+    require_choice("format", format_, [*LIBRARIES])
     require_absent(output)
-    if kind not in KINDS:
-        raise FedKSeedError(f"no kind of GGUF is called {kind!r}; choose one of {', '.join(KINDS)}")
+    require_choice("kind of GGUF", kind, KINDS)
     if dtype is not None and (format_ != "hf" or dtype not in DTYPES):
         raise FedKSeedError(f"--dtype is one of {', '.join(DTYPES)}, for --format hf; got {dtype!r} for {format_}")
     if rank is not None and format_ not in LORAS:
@@ -33,17 +33,11 @@ def require_format(
         raise FedKSeedError(f"the model of {tuned.path} is not a function of K coefficients; choose another format")
     if format_ in LORAS and rank is None and tuned.adapters is None:
         if tuned.adapter is None:
-            raise FedKSeedError(
-                f"all weights of {tuned.path} were tuned, at full rank, which LoRA can't hold; give --rank for the "
-                "nearest change of that rank, or export the whole model: --format hf"
-            )
+            raise FedKSeedError(f"all weights of {tuned.path} were tuned, at full rank, which {NO_LORA}")
         require_low_rank(tuned.adapter.pool)
 
 
 def require_low_rank(pool: Pool) -> None:
     """Refuse a pool whose directions have a full rank."""
     if not pool.factored:
-        raise FedKSeedError(
-            f"{pool.family} directions change every matrix at full rank, which LoRA can't hold; "
-            "give --rank for the nearest change of that rank, or export the whole model: --format hf"
-        )
+        raise FedKSeedError(f"{pool.family} directions change every matrix at full rank, which {NO_LORA}")

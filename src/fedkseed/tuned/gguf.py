@@ -26,10 +26,9 @@ from ..errors import FedKSeedError
 from ..files import border
 from ..models.gguf_tokenizer import add_tokenizer
 from ..models.quantised import empty_model, processor_of, row_order
-from ..weights.lazy import Lazy
 from .formats import KINDS
 from .lora import PREFIX, Lora
-from .read_back import require_finite
+from .read_back import exact, require_finite
 
 # By the name on the command line: the type of matrices, and the number that stands in the file for it.
 MATRIX_TYPES = {
@@ -272,8 +271,8 @@ def _type(name: str, shape: Sequence[int], kind: Type) -> Type:
 
 def _in_order(names: Names, name: str, value: Tensor) -> NDArray[np.float32]:
     """A tensor's values in the order of the file."""
-    exact = (value.whole() if isinstance(value, Lazy) else value.detach()).cpu().float().numpy()
-    return exact[names.rows(name, len(exact))] if name in names.names else exact
+    rows = exact(value).float().numpy()
+    return rows[names.rows(name, len(rows))] if name in names.names else rows
 
 
 def _is_same(names: Names, stored: Any, value: Tensor) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..errors import FedKSeedError, first_line, needs_extra
+from ..errors import FedKSeedError, needs_extra, others_border
 from ..evaluation.statistics import Estimate, paired_change
 from .load import TunedModel
 
@@ -81,23 +81,15 @@ def load_tasks(names: Sequence[str], own: Path | None = None, shots: int | None 
     if unknown:  # its own are thousands of files, which take seconds to read
         manager, unknown = manager_of(defaults=True)
     if unknown:
-        near = get_close_matches(unknown[0], manager.all_tasks, n=3)
-        raise FedKSeedError(
-            f"no task is called {unknown[0]!r}; "
-            + (
-                f"near to it are {', '.join(near)}"
-                if near
-                else "`fedkseed docs evaluation` says where there are lists of them"
-            )
-        )
-    try:
-        with _quiet():
-            tasks = manager.load(list(names))
-    except Exception as error:  # the hub, YAML and a task's own code raise many kinds
-        raise FedKSeedError(
-            f"the tasks {', '.join(names)} can't be loaded: {first_line(error)}; the harness's own tasks get their "
-            "data from the hub; general_knowledge, and tasks over files of yours (--tasks-from), need no network"
-        ) from error
+        near = ", ".join(get_close_matches(unknown[0], manager.all_tasks, n=3))
+        advice = f"near to it are {near}" if near else "`fedkseed docs evaluation` says where there are lists of them"
+        raise FedKSeedError(f"no task is called {unknown[0]!r}; {advice}")
+    advice = (
+        "the harness's own tasks get their data from the hub; general_knowledge, and tasks over files of yours "
+        "(--tasks-from), need no network"
+    )
+    with others_border(f"the tasks {', '.join(names)} can't be loaded", advice), _quiet():
+        tasks = manager.load(list(names))
     for task in tasks["tasks"].values():
         fixed = task.get_config("num_fewshot")
         if fixed is None or (shots is not None and fixed != 0):  # 0: the task is for no examples

@@ -11,7 +11,7 @@ from huggingface_hub.repocard import metadata_load
 
 from ..data.chat_template import uses_clock
 from ..data.wording import Wording
-from ..errors import FedKSeedError, first_line
+from ..errors import FedKSeedError, others_border
 from ..files import read_table
 from ..models.checkpoint import ADAPTERS, adapter_config, require_no_adapters, settle_ties
 from ..models.place import find, require_there
@@ -87,12 +87,8 @@ class TunedModel:
             )
         adapted: Any = self.load() if loaded is None else loaded
         _untie_adapted(adapted.get_base_model())
-        try:
+        with others_border(f"{self.adapters} can't be merged into weights", "export with --format peft"):
             return adapted.merge_and_unload()
-        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            raise FedKSeedError(
-                f"{self.adapters} can't be merged into weights: {first_line(error)}; export with --format peft"
-            ) from error
 
     def tokenizer(self) -> Any:
         """The tokenizer, which tuning leaves as it is."""
@@ -245,8 +241,6 @@ def _untie_adapted(model: Any) -> None:
 def _card_entry(path: Path) -> Mapping[str, Any]:
     """The facts about the model on an exported folder's card; empty for other folders."""
     card = (path if path.is_dir() else path.parent) / CARD
-    try:
+    with others_border(f"the front matter of {card} can't be read", "mend or remove the file"):
         entry = (metadata_load(card) or {}).get(CARD_ENTRY) if card.is_file() else None
-    except Exception as error:  # YAML's errors are of many kinds
-        raise FedKSeedError(f"the front matter of {card} can't be read: {error}; mend or remove the file") from error
     return entry if isinstance(entry, dict) else {}

@@ -29,8 +29,8 @@ from ..directions.reference import separable_signs
 from ..errors import FedKSeedError
 from ..models.checkpoint import ADAPTERS, adapter_config
 from ..weights.layout import Layout
-from ..weights.lazy import Lazy
 from .formats import require_low_rank
+from .read_back import exact
 
 WEIGHTS = "adapter_model.safetensors"  # beside ADAPTERS
 PREFIX = "base_model.model."  # peft's name of the model that it wraps
@@ -126,7 +126,7 @@ def nearest_lora(tuned: nn.Module, base: nn.Module, rank: int) -> NearestLora:
     layout, before = Layout(tuned), {entry.name: entry.tensor for entry in Layout(base).entries}
     pairs, missed, whole = dict[int, Pair](), dict[str, float](), dict[str, float]()
     for entry in layout.entries:
-        change = (_exact(entry.tensor).float() - _exact(before[entry.name]).float()).numpy()
+        change = (exact(entry.tensor).float() - exact(before[entry.name]).float()).numpy()
         if not change.any():
             continue
         if change.ndim != 2:
@@ -134,8 +134,8 @@ def nearest_lora(tuned: nn.Module, base: nn.Module, rank: int) -> NearestLora:
             continue
         # The leading singular vectors are the leading eigenvectors of ΔW ΔWᵀ, or ΔWᵀ ΔW, by the shorter side.
         is_wide = change.shape[0] <= change.shape[1]
-        exact = (change if is_wide else change.T).astype(np.float64)
-        vectors = np.linalg.eigh(exact @ exact.T)[1][:, : -rank - 1 : -1].astype(np.float32)
+        precise = (change if is_wide else change.T).astype(np.float64)
+        vectors = np.linalg.eigh(precise @ precise.T)[1][:, : -rank - 1 : -1].astype(np.float32)
         rows, columns = (vectors, vectors.T @ change) if is_wide else (change @ vectors, vectors.T)
         pairs[entry.number] = rows, columns
         whole[entry.name] = float(np.linalg.norm(change.astype(np.float64)))
@@ -157,7 +157,7 @@ def _from_pairs(tuned: nn.Module, layout: Layout, pairs: Mapping[int, Pair]) -> 
             ranks[path] = pairs[entry.number][0].shape[1]
             tensors |= _matrices(PREFIX + path, module, *pairs[entry.number])
         elif name == "bias" and isinstance(module, (nn.Linear, Conv1D)):
-            biases[path] = _exact(getattr(module, name)).clone()
+            biases[path] = exact(getattr(module, name)).clone()
         elif entry.tensor.ndim <= 2 and not any(module.children()):
             whole.add(path)
         else:
@@ -170,7 +170,7 @@ def _from_pairs(tuned: nn.Module, layout: Layout, pairs: Mapping[int, Pair]) -> 
     # peft keeps every module whose path ends so, and asks for the tensors of all of them
     saved = {path: m for path, m in tuned.named_modules() if any(path.endswith(end) for end in whole)}
     for path, module in saved.items():
-        tensors |= {f"{PREFIX}{path}.{name}": _exact(getattr(module, name)).clone() for name in module.state_dict()}
+        tensors |= {f"{PREFIX}{path}.{name}": exact(getattr(module, name)).clone() for name in module.state_dict()}
     for path, value in biases.items():  # an adapted layer lies inside of peft's
         tensors[f"{PREFIX}{path}.{'base_layer.' if path in ranks else ''}bias"] = value
     transposed = any(isinstance(tuned.get_submodule(path), Conv1D) for path in ranks)
@@ -213,8 +213,3 @@ def _adaptable(module: nn.Module) -> bool:
     if isinstance(module, nn.Embedding):
         return type(module).forward is nn.Embedding.forward or hasattr(module, "embed_scale")
     return isinstance(module, (nn.Linear, Conv1D))
-
-
-def _exact(tensor: Tensor) -> Tensor:
-    """A tensor's values on the CPU, of one that stays quantised all of them."""
-    return (tensor.whole() if isinstance(tensor, Lazy) else tensor.detach()).cpu()

@@ -16,8 +16,8 @@ from huggingface_hub.repocard import metadata_load
 
 from .. import __version__
 from ..data.layouts import Example
-from ..errors import FedKSeedError
-from ..evaluation.statistics import Evaluation, estimate, named, paired_change, title_of
+from ..errors import FedKSeedError, without_controls
+from ..evaluation.statistics import NOT_EVALUATED, Evaluation, estimate, named, title_of
 from ..models.place import find
 from ..run.privacy_plan import about as promise
 from .formats import LIBRARIES
@@ -67,7 +67,7 @@ def card(tuned: TunedModel, tokenizer: Any, format_: str, command: str, dtype: s
         " ".join([opening, *notes]),
         _table(("", "as the adapter's file says" if was_tuned and tuned.store is None else ""), facts.items()),
         *_measured(tuned),
-        f"## Prompt\n\nfedkseed asks it so:\n\n{fence}text\n{printable(prompt)}\n{fence}",
+        f"## Prompt\n\nfedkseed asks it so:\n\n{fence}text\n{without_controls(prompt)}\n{fence}",
         f"## Made by\n\n    {one_line(command)}\n\nfedkseed {__version__}",
     ]
     return "\n\n".join(parts) + "\n"
@@ -80,13 +80,8 @@ def plain(text: str) -> str:
 
 def one_line(text: str) -> str:
     """A text in one line, which is not too long."""
-    text = printable(text).replace("\n", " ")
+    text = re.sub(r"[\n\t]", " ", without_controls(text))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-
-
-def printable(text: str) -> str:
-    """A text without control characters and marks that turn the direction of writing."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
 
 
 def shortened(name: str) -> str:
@@ -160,11 +155,11 @@ def _measured(tuned: TunedModel) -> list[str]:
     before, after = (Evaluation.of(evaluations[done]).every for done in (0, rounds))
     rows = []
     for set_name, evaluation in after.items():
+        base = before.get(set_name, NOT_EVALUATED)
+        changes = evaluation.changes(base)
         for name, values in evaluation.measures.items():
-            base_values = before[set_name].measures.get(name, []) if set_name in before else []
-            change = str(paired_change(base_values, values)) if len(base_values) == len(values) else ""
-            title = f"{named(set_name, title_of(name))} ({len(values):,})"
-            rows.append((title, str(estimate(base_values)) if base_values else "", str(estimate(values)), change))
+            means = (str(estimate(each[name])) if name in each else "" for each in (base.measures, evaluation.measures))
+            rows.append((f"{named(set_name, title_of(name))} ({len(values):,})", *means, str(changes.get(name, ""))))
     heads = "held-out metric (examples)", "base model", "tuned", "change, paired"
     whose = f"Each number is a mean and its standard error, of the model as the run had it, in {tuned.dtype}."
     return [f"## Measured\n\n{_table(heads, rows)}\n\n{whose}"]

@@ -97,9 +97,13 @@ def require_same(written: Mapping[str, Tensor], expected: Mapping[str, Callable[
             raise FedKSeedError(f"{where} was not written as it should: {name} differs; check the disk, and try again")
 
 
+def exact(tensor: Tensor) -> Tensor:
+    """A tensor's values on the CPU, of one that stays quantised all of them."""
+    return (tensor.whole() if isinstance(tensor, Lazy) else tensor.detach()).cpu()
+
+
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    if isinstance(other, Lazy):
-        other = other.whole()
+    other = exact(other)
     if one.shape != other.shape:
         return False
     # a model may keep some tensors in float32 when it is loaded, which loses nothing

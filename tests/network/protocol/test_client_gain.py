@@ -13,7 +13,7 @@ import pytest
 
 from fedkseed import FedKSeedError
 from fedkseed.data.layouts import Example
-from fedkseed.data.wording import Wording, encode_all
+from fedkseed.data.wording import Wording
 from fedkseed.evaluation.statistics import Estimate, Gain
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.models.loss import example_losses
@@ -31,6 +31,7 @@ from fedkseed.weights.adapter import NAME, apply
 from fedkseed.wire.codec import sealed
 
 from ...conftest import rows
+from ...encoding import encode_all
 from ..flower.conftest import NODES, OPEN, Notes, recorded
 from ..flower.loopback import to_apps
 

@@ -31,7 +31,7 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, get_gguf
 from fedkseed import Pool, encode
 from fedkseed.data.batches import Encoded, collate, endless_batches
 from fedkseed.data.layouts import Example, Turn
-from fedkseed.data.wording import Wording, cut, encode_all, packed
+from fedkseed.data.wording import Wording, cut, packed
 from fedkseed.local.schedules import SCHEDULES, scheduled
 from fedkseed.local.zeroth_order import zeroth_order_steps
 from fedkseed.models.loss import graph_loss
@@ -58,6 +58,7 @@ from fedkseed.weights.in_memory import Materialized
 from fedkseed.weights.layout import Layout
 from tests.wire.fuzz import specimens
 
+from ...encoding import encode_all
 from ...wire.vectors import in_lines, number
 
 PATH = Path(str(files("fedkseed.network.protocol") / "vectors.json"))
