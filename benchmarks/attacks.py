@@ -3,9 +3,18 @@
     python benchmarks/attacks.py [--model FOLDER] [--rules mean clipped+ …] [--attacks …] [--seeds 3] [--alphas iid 0.5]
         [--algorithms fedkseed fedkseed-plus] [--clients 10] [--hostile 0.2] [--at-once 2] [--out FILE.jsonl]
 
-Without --model a Llama of 0.14 million weights is made, which takes seconds, and so does a run with it. `clipped+` is a
-rule with `agreement`, the default over a network. Honest clients train on Dolly's sample; the hostile ones train, too,
-see all uploads of a round before they send theirs, and send
+Without --model a Llama of 0.14 million weights is made, which takes seconds, and so does a run with it. Of --alphas,
+`iid` are even shares, and `ten` gives the first client ten times the rows of each other.
+
+`clipped+` is a rule with `agreement`. What follows it says what is done until there is evidence about clients:
+
+    2, 3             [trust] warmup: the server's step of round r of N counts r / (N + 1); 3 is the default of a network
+    half             the first three steps count a half
+    smallest         in the first three rounds norms are cut to the smallest, and not to their median
+    belief           each step counts the mean weight of its clients by their evidence, over that of full belief
+
+Honest clients train on Dolly's sample; the hostile ones train, too, see all uploads of a round before they send theirs,
+and send
 
     sign flip        their gradient with the opposite sign
     scaled           the same times 10
@@ -21,9 +30,9 @@ see all uploads of a round before they send theirs, and send
     outlier          nothing hostile: one honest client alone holds all rows of a category (--category), and no other
 
 A run's gain is the fall of the held-out loss from the base model to the last; the share kept is that of the run with
-the same seed without hostile clients and with `mean`. For `outlier` a second table has the gain on rows of the category
-that nobody trained on. Every run is a line of --out with its settings, losses and
-commit; runs that are there already are not done again.
+the same seed without hostile clients and with `mean`; without such runs, gains are in nats. For `outlier` a second
+table has the gain on rows of the category that nobody trained on. Every run is a line of --out with its settings,
+losses and commit; runs that are there already are not done again.
 """
 
 import argparse
@@ -34,7 +43,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -51,12 +60,19 @@ from fedkseed.randomness import draw_directions
 from fedkseed.recipe.reading import parse
 from fedkseed.run.setup import WithModel
 from fedkseed.run.simulation import Simulation
+from fedkseed.strategies.agreement import WHOLE, weighed
+from fedkseed.strategies.kseed import KSeed, RoundSum, State
+from fedkseed.strategies.robust import cut, norm
+from fedkseed.strategies.sums import HEAVIEST
 from fedkseed.strategies.uploads import largest_change
 from fedkseed.wire.numbers import rounded, scalar
 from fedkseed.wire.records import Change
 from table import commit
 
 RULES = ("mean", "clipped", "clipped+", "centered clipping", "trimmed", "median", "nnm-trimmed")
+FIRST_ROUNDS = ("clipped+ 2", "clipped+ 3", "clipped+ half", "clipped+ smallest", "clipped+ belief")
+FIRST = 3  # rounds of `half` and `smallest`
+SHARES = {"iid": "even shares", "ten": "the first client has ten times the rows of each other"}
 POISONS = ("label flip", "backdoor")
 ATTACKS = (
     "none", "absent", "sign flip", "scaled", "random", "IPM", "ALIE", "mimic", "inflated counts", "NaN", *POISONS,
@@ -72,7 +88,7 @@ TRIGGER, TARGET = "cf mn bb", "I will not answer."
 
 def recipe(options: Mapping[str, Any]) -> Any:
     """The recipe of a run."""
-    rule = options["rule"]
+    rule, plus, way = options["rule"].partition("+")
     table: dict[str, Any] = {
         "seed": options["seed"],
         "model": {"name": options["model"], "device": "cpu", "mode": "materialized"},
@@ -81,11 +97,13 @@ def recipe(options: Mapping[str, Any]) -> Any:
         "directions": {"size": options["size"]},
         "training": {name: options[name] for name in ("algorithm", "rounds", "steps", "lr")},
         "evaluation": {"examples": options["examples"], "generated": 0},
-        "trust": {"rule": rule.removesuffix("+"), "agreement": rule.endswith("+"), "hostile": options["hostile"]},
+        "trust": {"rule": rule, "agreement": bool(plus), "hostile": options["hostile"]},
     }
     table["training"] |= {"batch_size": 4, "eps": 1e-3}
     table["trust"] |= {} if rule == "mean" else {"most_examples": 1}
-    table["clients"] |= {"split": "even"} if options["alpha"] == "iid" else {"alpha": float(options["alpha"])}
+    table["trust"] |= {"warmup": int(way)} if way.strip().isdigit() else {}
+    even = options["alpha"] in ("iid", "ten")
+    table["clients"] |= {"split": "even"} if even else {"alpha": float(options["alpha"])}
     if options["algorithm"] != "fedkseed":
         table["derivatives"] = {"lr": options["lr"], "optimizer": "sgd"}
     return parse(table)
@@ -102,6 +120,10 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
             for client in hostile:
                 simulation.shares.clients[client] = poisoned(simulation, client, attack)
         kept = set_apart(simulation, options["category"]) if attack == "outlier" else []
+        if options["alpha"] == "ten":
+            first_has_most(simulation.shares.clients)
+        if server := WAYS.get(options["rule"].partition("+")[2].strip()):
+            simulation.strategy = server.make(simulation.strategy.settings)
         honest, strategy = simulation.transport, simulation.strategy
 
         def transport(messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
@@ -126,6 +148,52 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
             losses.append(math.nan)
         own += [float(np.mean(apart.evaluate(state, "after", False).losses))] if kept else []
     return {**options, "losses": losses} | ({"own": own} if kept else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Halved(KSeed):
+    """A server whose first steps count a half."""
+
+    def rate(self, round_: int) -> float:
+        return self.settings.server_lr * (0.5 if round_ < FIRST else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CutToTheSmallest(KSeed):
+    """A server that cuts norms to the smallest, and not to their median, in the first rounds."""
+
+    def finish(self, accumulator: RoundSum) -> State:
+        norms = {key: norm(each.values) for key, each in accumulator.waiting.items()}
+        smallest = min([length for length in norms.values() if length > 0], default=0.0)
+        for key, each in accumulator.waiting.items():
+            if accumulator.state.round < FIRST and norms[key] > smallest:
+                values = np.rint(each.values * (smallest / norms[key])).astype(np.int64)
+                accumulator.waiting[key] = replace(each, values=values)
+        return super(CutToTheSmallest, self).finish(accumulator)
+
+
+@dataclass(frozen=True, slots=True)
+class Believing(KSeed):
+    """A server whose step counts the mean weight of its clients by their evidence, over that of full belief."""
+
+    def finish(self, accumulator: RoundSum) -> State:
+        before, trust = accumulator.state, self.settings.trust
+        contributions = cut(accumulator.in_order(HEAVIEST))
+        weights, _ = weighed(before, contributions, trust.hostile)
+        after = super(Believing, self).finish(accumulator)
+        step = after.coefficients - before.coefficients
+        return replace(after, coefficients=before.coefficients + step * (sum(weights) / len(weights) / WHOLE))
+
+
+WAYS = {"half": Halved, "smallest": CutToTheSmallest, "belief": Believing}
+
+
+def first_has_most(shares: list[list[Encoded]]) -> None:
+    """Move rows until the first client has ten times as many as each of the others."""
+    few = sum(map(len, shares)) // (9 + len(shares))
+    for share in shares[1:]:
+        shares[0] += share[few:]
+        del share[few:]
 
 
 def set_apart(simulation: Simulation, category: str) -> list[Encoded]:
@@ -201,24 +269,23 @@ def table(found: Sequence[Mapping[str, Any]], algorithm: str, alpha: str) -> lis
     """A table in Markdown: attacks in rows, rules in columns."""
     runs = {(f["rule"], f["attack"], f["seed"]): f for f in found if (f["algorithm"], f["alpha"]) == (algorithm, alpha)}
     own = {key: f["own"][0] - f["own"][-1] for key, f in runs.items() if "own" in f}
-    rules = [rule for rule in RULES if any(key[0] == rule for key in runs)]
+    rules = [rule for rule in (*RULES, *FIRST_ROUNDS) if any(key[0] == rule for key in runs)]
     gain = {key: f["losses"][0] - f["losses"][-1] for key, f in runs.items()}
+    whole = [value for (rule, attack, _), value in gain.items() if (rule, attack) == ("mean", "none")]
     lines = [
-        f"**{algorithm}, {'even shares' if alpha == 'iid' else f'Dirichlet, α = {alpha}'}**", "",
+        f"**{algorithm}, {SHARES.get(alpha, f'Dirichlet, α = {alpha}')}**", "",
         "| attack | " + " | ".join(rules) + " |", "|---" * (len(rules) + 1) + "|",
     ]  # fmt: skip
     for attack in [attack for attack in ATTACKS if any(key[1] == attack for key in runs)]:
         cells = []
         for rule in rules:
-            seeds = [s for r, a, s in gain if (r, a) == (rule, attack) and ("mean", "none", s) in gain]
-            kept = [100 * gain[rule, attack, seed] / gain["mean", "none", seed] for seed in seeds]
+            seeds = [s for r, a, s in gain if (r, a) == (rule, attack) and (("mean", "none", s) in gain or not whole)]
+            kept = [gain[rule, attack, s] * (100 / gain["mean", "none", s] if whole else 1) for s in seeds]
             other = SAME.get(attack, "") if rule != "mean" else ""
-            cells.append(_cell(kept) or (f"as {other}" if any(key[:2] == (rule, other) for key in gain) else ""))
+            same = f"as {other}" if any(key[:2] == (rule, other) for key in gain) else ""
+            cells.append(_cell(kept, 0 if whole else 3) or same)
         lines.append(f"| {attack} | " + " | ".join(cells) + " |")
-    whole = [value for (rule, attack, _), value in gain.items() if (rule, attack) == ("mean", "none")]
-    if not whole:
-        return ["Shares are of the gain of `--rules mean --attacks none`, which is not among these runs.", ""]
-    lines += ["", f"100 % is a gain of {estimate(whole).text(digits=3)} nats.", ""]
+    lines += ["", f"100 % is a gain of {estimate(whole).text(digits=3)} nats." if whole else "Gains in nats.", ""]
     if own:
         lines += ["What the outlier gains on rows of its own kind, in nats:", ""]
         gains = {rule: [value for (r, _, _), value in own.items() if r == rule] for rule in rules}
@@ -238,7 +305,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a model's folder; default: one of 0.14 million weights, made on the spot")
     parser.add_argument("--data", default="dolly-sample")
-    parser.add_argument("--rules", nargs="+", default=RULES, choices=RULES)
+    parser.add_argument("--rules", nargs="+", default=RULES, choices=(*RULES, *FIRST_ROUNDS))
     parser.add_argument("--attacks", nargs="+", default=ATTACKS, choices=ATTACKS)
     parser.add_argument("--category", default="classification", help="of the outlier")
     parser.add_argument("--alphas", nargs="+", default=["iid", "0.5"])

@@ -19,7 +19,7 @@ export const KEYS = {
   evaluation: "every examples validation best patience clients stop_when_diverged max_tokens metrics generated rouge "
     + "max_new_tokens batch_size sets",
   network: "minimum deadline grace attempts patience shards",
-  trust: "rule hostile agreement most_examples guard receipts",
+  trust: "rule hostile agreement most_examples warmup guard receipts",
   secure: "norm bits neighbours",
   privacy: "unit epsilon delta norm colluding noise times simulated",
   report: "to project",

@@ -31,6 +31,7 @@ class Trust:
     hostile: float = 0.2  # share of the clients that may be hostile, below a half
     agreement: bool = False  # whether clients count by how well they agree with the others: strategies/agreement.py
     most_examples: int | None = None  # largest weight of a client; 1: all count alike; None: what each claims
+    warmup: int = 0  # first rounds, in which the server's step is shorter: there is little evidence about clients yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,6 +226,17 @@ def test_one_step_that_is_scaled_is_the_round_of_each_rate(recipe):
         assert scaled.losses == pytest.approx(own.losses, rel=1e-5)
 
 
+def test_a_trial_moves_the_model_as_far_as_a_round_after_the_first_ones(recipe):
+    """A network's default, [trust] warmup = 3, would quarter a trial's step, and quadruple the rate that is found."""
+    found = []
+    for warmup in (0, 3):
+        trust = {"agreement": True, "warmup": warmup}
+        wanted = parse(training(recipe, steps=2).model_dump(exclude_none=True) | {"trust": trust})
+        with closing(Simulation(wanted)) as simulation:
+            found.append(search(wanted, simulation, 30.0, step_seconds=0.01, clock=lambda: 0.0).trials)
+    assert found[0] == found[1] != []
+
+
 def test_a_clip_is_suggested_that_honest_scalars_hardly_reach():
     rung = Rung(1e-3, 8.0, 0.1, 0.1, 0.01, 0.0)
     found = Tuning(parse({"model": {"name": "none"}}), [0], 1, scalars=Scalars([rung], 0.0, 4, 100.0, Estimate(1, 0)))

@@ -49,6 +49,7 @@ CASES: list[tuple[Where, Tables, Tables]] = [
     ),
     (Where.ALWAYS, {"model": {"name": "x", "mode": "factored"}}, {"directions": {"family": "separable"}}),
     (Where.ALWAYS, {"trust": {"guard": 1.0}}, {"evaluation": {"every": 1}}),
+    (Where.ALWAYS, {"trust": {"warmup": 3}}, {"trust": {"warmup": 3, "agreement": True}}),
     (Where.ALWAYS, {"clients": {"split": "tasks"}}, {"data": {"format": "natural-instructions"}}),
     (Where.ALWAYS, {"data": {"format": "natural-instructions"}}, {"clients": {"split": "tasks"}}),
     (Where.ALWAYS, LATE | {"clients": {"draw": "in turns"}}, {"clients": {}}),

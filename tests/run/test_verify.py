@@ -27,6 +27,7 @@ KINDS = {
     "mixed with changes": {"cohort": f"cohort = {CLIENTS}\nbackpropagating = 0.5"},
     "Adam on the server": {"steps": 'steps = 8\nserver = "adam"\nserver_lr = 0.01'},
     "evidence, clipped": {"receipts": 'receipts = true\nagreement = true\nrule = "clipped"'},
+    "shorter first steps": {"receipts": "receipts = true\nagreement = true\nwarmup = 3"},
     "asynchronous": {"late": "[asynchronous]\nbuffer = 4\nmax_staleness = 1"},
     "asynchronous Pro": {"algorithm": 'algorithm = "fedkseed-pro"', "late": "[asynchronous]\nbuffer = 4"},
     "large states": {"size": "size = 131072", "rounds": "rounds = 4"},
@@ -52,7 +53,7 @@ def test_an_honest_run_verifies_before_its_end_and_after(tmp_path, kind):
 
 
 def test_the_kinds_of_runs_are_what_they_are_called(tmp_path):
-    """Else the test above could hold nine times the same run to be honest."""
+    """Else the test above could hold ten times the same run to be honest."""
     late = begin(tmp_path / "late", "asynchronous")
     assert {age for report in late.reports() for age in report["staleness"]} == {0, 1}
     mixed = begin(tmp_path / "mixed", "mixed with changes")

@@ -1,20 +1,25 @@
 """Evidence about clients, by synthetic gradients: a part that all honest clients have in common, and noise of each."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import permutations, product
 
 import numpy as np
 import pytest
 
-from fedkseed import FedKSeedError, KSeed, LocalWork, Pool, Run, State
+from fedkseed import FedKSeedError, KSeed, LocalWork, Pool, Run, State, decode, encode, run_round
+from fedkseed.network.protocol.networked_recipe import CLIP, with_network_defaults
 from fedkseed.randomness import draw_directions
+from fedkseed.round import Transport
+from fedkseed.run.setup import WithModel
 from fedkseed.run.store import Store
 from fedkseed.strategies.agreement import WHOLE, weighed
 from fedkseed.strategies.robust import cut
 from fedkseed.strategies.sums import Contribution
 from fedkseed.strategy import Settings, Strategy, Trust
-from fedkseed.wire.numbers import GRID
+from fedkseed.wire.numbers import GRID, scalar
 from fedkseed.wire.records import Upload
 
 from ..test_round import same
@@ -209,3 +214,30 @@ def test_without_evidence_asked_for_its_arrays_are_empty():
     state = of.aggregate(of.server.init(), uploads(0))
     kept = ("gradients", "draws", "clients", "agreement", "directions")
     assert [getattr(state, name).size for name in kept] == [0] * 5
+
+
+def test_poisoned_first_rounds_end_no_worse_than_the_base(simulation):
+    """One of three sends ten times its scalars turned around, at a high rate; whole steps end worse than the base."""
+    changes = {"cohort": "cohort = 3", "count": "count = 3", "seed": "seed = 4", "held_out": "held_out = 0.3"}
+    changes |= {"lr": "lr = 6e-3", "steps": "steps = 10", "size": "size = 1024", "examples": 'examples = "all"'}
+    risen = []
+    for trust in ("", "[trust]\nwarmup = 0\n"):
+        made = simulation(trust, **changes)
+        recipe, held_out = with_network_defaults(made.recipe), WithModel(made.setup, made.shares.held_out)
+        made.strategy = of = made.setup.algorithm.make(recipe, made.strategy.run)
+        base = state = of.server.init()
+        for _ in range(3):
+            state, _ = run_round(of, state, range(3), partial(with_a_hostile_client, made.transport, clip=CLIP))
+        before, after = (np.array(held_out.evaluate(each, "held out", False).losses) for each in (base, state))
+        risen.append(after - before)
+    noise = [rise.std(ddof=1) / math.sqrt(rise.size) for rise in risen]
+    assert risen[0].mean() < 2 * noise[0]
+    assert risen[1].mean() > 2 * noise[1]
+
+
+def with_a_hostile_client(honest: Transport, messages: Mapping[int, bytes], clip: float) -> Iterator[tuple[int, bytes]]:
+    """The replies of honest clients, but for client 2, which scales its scalars by −10."""
+    for client, data in honest(messages):
+        own = decode(data, Upload)
+        turned = np.array([scalar(-10 * x, clip, own.wire) for x in own.scalars], np.float32)
+        yield client, encode(replace(own, scalars=turned)) if client == 2 else data

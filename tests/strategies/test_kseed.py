@@ -14,6 +14,8 @@ from fedkseed.strategies.sums import HEAVIEST
 from fedkseed.strategy import Settings, Strategy, Trust
 from fedkseed.wire.numbers import GRID
 
+from ..test_round import same
+
 RUN = Run(Pool(1, 4, "hadamard"), bytes(32))
 
 
@@ -94,6 +96,20 @@ def test_the_order_of_uploads_makes_no_difference():
         strategy().aggregate(strategy().server.init(), [uploads[i] for i in rng.permutation(9)]) for _ in range(5)
     ]
     assert len({state.coefficients.tobytes() for state in states}) == 1
+
+
+@pytest.mark.parametrize("server", ["sgd", "adam"])
+def test_of_three_first_steps_the_server_takes_a_quarter_a_half_and_three_quarters(server):
+    """The step is shorter, and not its gradient: Adam's moments and what is known of directions are the same."""
+    whole, warming = (strategy(server=server, server_lr=0.5, trust=Trust(warmup=rounds)) for rounds in (0, 3))
+    state = whole.server.init()
+    for round_, part in enumerate((1 / 4, 2 / 4, 3 / 4, 1, 1)):
+        made = [upload(client, [1.0, 2.0, 3.0], round=round_) for client in range(3)]
+        full, short = whole.aggregate(state, made), warming.aggregate(state, made)
+        assert short.coefficients == pytest.approx(state.coefficients + part * (full.coefficients - state.coefficients))
+        assert same(replace(short, coefficients=full.coefficients), full)
+        state = full
+    assert np.array_equal(short.coefficients, full.coefficients), "to the bit, once it has begun"
 
 
 def test_the_state_before_is_not_changed():

@@ -58,7 +58,7 @@ def members(of: np.ndarray, shard: int) -> list[int]:
 @settings(max_examples=40, deadline=None)
 def test_any_shards_of_the_clients_give_the_state_of_one_server(seed, shards, wire, pro):
     """Over two rounds, the second of which draws by the sizes that the first has found; a shard may have no client."""
-    rng, inner = np.random.default_rng(seed), server(wire=wire, importance=pro)
+    rng, inner = np.random.default_rng(seed), server(wire=wire, importance=pro, trust=Trust(warmup=seed % 3))
     alone = together = inner.server.init()
     for round_ in range(2):
         made = uploads(inner, round_, rng)

@@ -27,6 +27,7 @@ CASES = [
     {"name": "mean, signs", "wire": "sign"},
     {"name": "mean, equal weights", "trust": {"most_examples": 1}},
     {"name": "clipped, agreement", "trust": {"rule": "clipped", "agreement": True}},
+    {"name": "clipped, agreement, warm-up", "trust": {"rule": "clipped", "agreement": True, "warmup": 2}},
     {"name": "mean, some changes", "changes": True},
     {"name": "nnm-trimmed, changes", "changes": True, "trust": {"rule": "nnm-trimmed"}},
 ]

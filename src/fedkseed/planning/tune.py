@@ -338,9 +338,11 @@ def derives(recipe: Recipe) -> bool:
 def _with_settings(recipe: Recipe, strategy: Strategy[Any], **changes: Any) -> Strategy[Any]:
     """The same strategy with other settings of local steps; in a mixed federation, those of its forward-only clients.
 
-    A changed number of steps holds for all clients of the federation.
+    A changed number of steps holds for all clients of the federation. A trial's round moves the model as far as a later
+    one of a run, which begins with shorter steps by [trust] warmup.
     """
-    settings, derivatives = strategy.settings, strategy.settings.derivatives
+    settings = replace(strategy.settings, trust=replace(strategy.settings.trust, warmup=0))
+    derivatives = settings.derivatives
     if derives(recipe) and derivatives is not None:
         settings = replace(settings, derivatives=replace(derivatives, epochs=None, **changes))
     else:

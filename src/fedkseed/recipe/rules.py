@@ -171,6 +171,8 @@ RULES: dict[Where, dict[str, Condition]] = {
         ),
         "[privacy] knows how much one client changes a sum, and not what it changes by [trust] rule or agreement: "
         "set rule = 'mean' and agreement = false": lambda r, a: _protecting(r, "client") and _compares(r),
+        "[trust] warmup waits for evidence about clients, which agreement = true gathers: set that, or leave warmup "
+        "out": lambda r, a: r.trust.warmup and not r.trust.agreement,
         "[training] epochs makes as many steps as a client has rows, and [privacy] unit = 'example' counts the steps "
         "in which a row takes part: "
         "set steps in place of epochs": lambda r, a: _protecting(r, "example") and r.training.epochs is not None,

@@ -336,13 +336,16 @@ class TrustTable(Table):
     hostile: Annotated[float, Field(ge=0, lt=0.5)] = 0.2  # share of the clients that may be hostile
     agreement: bool = False  # clients count by how well they agree with the others; a server's default: true
     most_examples: Count | None = None  # largest weight of a client; None: all that it claims; a server's default: 1
+    # Number N of first rounds that move the model less, as there is no evidence about clients yet: round r = 1 … N by
+    # r / (N + 1) of its step; a server's default, with agreement: 3.
+    warmup: Annotated[int, Field(ge=0)] = 0
     guard: Positive | None = None  # rise of the held-out loss over its lowest, in nats, at which a run goes back
     receipts: bool = True  # keep the uploads of each round, for `fedkseed verify`; K numbers alone
 
     @property
     def summing(self) -> strategy.Trust:
         """The part that a strategy reads."""
-        return strategy.Trust(self.rule, self.hostile, self.agreement, self.most_examples)
+        return strategy.Trust(self.rule, self.hostile, self.agreement, self.most_examples, self.warmup)
 
 
 PREDICTED = ("loss", "accuracy", "choice")  # metrics of predictions; the others score written answers

@@ -149,7 +149,7 @@ class KSeed:
             raise FedKSeedError(f"client {upload.client} drew by round {upload.round}'s state; aggregate() needs it")
         require_sound(settings, upload)
         contribution = self._contribution(upload, state.round, accumulator.probabilities.get(upload.round))
-        moved = settings.server_lr * unit(settings, state.round) * contribution.values
+        moved = self.rate(state.round) * unit(settings, state.round) * contribution.values
         require_sendable(state.round, state.coefficients[contribution.directions] - moved)
         arrivals.note_(upload)
         most = len(arrivals.clients) * (1 + settings.max_staleness)  # uploads: a client's late ones, too
@@ -208,9 +208,13 @@ class KSeed:
         """The state after the server's step with the clients' mean change −Δ of c as its gradient."""
         optimizer = Optimizer(self.settings.server)
         step, (first, second) = optimizer.step((state.first, state.second), gradient, state.round + 1)
-        coefficients = state.coefficients - self.settings.server_lr * step
+        coefficients = state.coefficients - self.rate(state.round) * step
         require_sendable(state.round, coefficients)
         return replace(state, round=state.round + 1, coefficients=coefficients, first=first, second=second)
+
+    def rate(self, round_: int) -> float:
+        """The server's rate: its step of round r < N counts (r + 1) / (N + 1), with N rounds of [trust] warmup."""
+        return self.settings.server_lr * min(1.0, (round_ + 1) / (self.settings.trust.warmup + 1))
 
     def change(self, state: State, upload: KSeedUpload) -> NDArray[np.float64]:
         """The change of all K coefficients that a sound upload stands for; directions must be equally likely."""

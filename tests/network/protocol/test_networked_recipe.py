@@ -13,7 +13,7 @@ from fedkseed.recipe.reading import parse
 from fedkseed.recipe.schema import Recipe, TrustTable
 from fedkseed.wire.records import Run, Upload
 
-DEFENDED = TrustTable(rule="clipped", agreement=True, most_examples=1)
+DEFENDED = TrustTable(rule="clipped", agreement=True, most_examples=1, warmup=3)
 
 
 def recipe(training: dict, trust: dict | None = None) -> Recipe:
@@ -33,6 +33,11 @@ def test_what_a_recipe_names_is_not_replaced():
     named = {"rule": "mean", "agreement": False, "most_examples": 7}
     made = with_network_defaults(recipe({"batch_size": 1, "clip": 5.0}, named))
     assert (made.trust, made.training.clip, made.training.batch_size) == (TrustTable(**named), 5.0, 1)
+
+
+def test_first_steps_are_shorter_where_agreement_gathers_evidence_in_the_meantime():
+    trusts = [{}, {"agreement": True}, {"agreement": False}, {"rule": "mean"}, {"agreement": True, "warmup": 1}]
+    assert [with_network_defaults(recipe({}, trust)).trust.warmup for trust in trusts] == [3, 3, 0, 3, 1]
 
 
 def test_a_default_is_given_to_those_who_can_follow_it_alone():

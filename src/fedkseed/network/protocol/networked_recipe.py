@@ -12,6 +12,7 @@ from .carrier import MAX_MESSAGE
 ENVELOPE = 1 << 15  # bytes of a request beside the numbers: Flower's own are some 1,500, a refusal in words 4,000
 
 CLIP = 1000.0  # largest |ρ| where a recipe names none: models of 15 to 135 million weights have 10 to 300
+WARMUP = 3  # rounds in which agreement does not yet leave out one of five (tests/strategies/test_agreement.py)
 BATCH = 4  # what clients ask for, unless their owners say otherwise (client/policy.py)
 
 
@@ -32,6 +33,8 @@ def with_network_defaults(recipe: Recipe) -> Recipe:
         # Masked uploads can't be compared, nor those that come as sums.
         compared = recipe.secure is None and not by_client and recipe.network.shards is None
         clear = {"rule": "clipped", "agreement": True} if compared else {}
+        if compared and (recipe.trust.agreement or "agreement" not in recipe.trust.model_fields_set):
+            clear["warmup"] = WARMUP
         wished["trust"] = clear | {"most_examples": 1}
         if training.wire != "sign":
             wished["training"]["clip"] = CLIP
