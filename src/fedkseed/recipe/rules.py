@@ -286,8 +286,8 @@ RULES: dict[Where, dict[str, Condition]] = {
         "gained": lambda r, a: [kept for kept in r.evaluation.sets or () if kept.clients is not None],
         "[directions] basis_digest is missing, by which each client checks its own file: `fedkseed serve` writes it, "
         "or `fedkseed pin RECIPE`": lambda r, a: r.directions.informed and r.directions.basis_digest is None,
-        "[model] last_layers needs the names of its weights as tuned, by which clients know them: `fedkseed pin RECIPE` "
-        "writes them": lambda r, a: r.model.last_layers and r.model.tuned is None and not a.adapts,
+        "[model] last_layers needs the names of its weights as tuned, by which clients know them: `fedkseed pin "
+        "RECIPE` writes them": lambda r, a: r.model.last_layers and r.model.tuned is None and not a.adapts,
         "[asynchronous] is in virtual time; a network's rounds are synchronous: remove it": lambda r, a: r.asynchronous,
         "clients of {name} have to remember every round, and over a network one that is restarted forgets: "
         "choose another [training] algorithm": lambda r, a: a.strategy.remembers,
