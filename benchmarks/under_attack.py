@@ -30,6 +30,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
@@ -164,8 +165,10 @@ class Federation:
             context.Process(target=drip, args=(self.key(DRIPPING), *keys, self.folder / "dripping.log"), daemon=True),
             context.Process(target=flood, args=(server, *keys, self.folder / "flood.log"), daemon=True),
         ]
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is this process's, which ends them
         for process in made:
             process.start()
+        signal.signal(signal.SIGINT, before)
         try:
             yield
         finally:
@@ -407,4 +410,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        say("runs", "stopped; the same command goes on")
+        sys.exit(130)
