@@ -12,7 +12,7 @@ import torch
 from gguf import GGUFWriter
 
 from fedkseed import FedKSeedError
-from fedkseed.models.gguf_header import MAX_ITEMS, require_sane
+from fedkseed.models.gguf_header import MAX_ITEMS, MAX_PAIRS, MAX_TENSORS, require_sane
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.tuned.export import export
 from fedkseed.tuned.load import open_tuned
@@ -90,8 +90,35 @@ def test_arrays_in_arrays_end_somewhere(tmp_path):
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9)
     with pytest.raises(FedKSeedError, match="a value of kind 9, 2 arrays deep"):
         check(path, head + struct.pack("<IQ", 9, 1) * 10_000)
-    with pytest.raises(FedKSeedError, match="an array of 4,194,305 items"):
+    with pytest.raises(FedKSeedError, match="an array of 2,097,153 items"):
         check(path, head + struct.pack("<IQ", 0, MAX_ITEMS + 1) + bytes(MAX_ITEMS + 1))
+
+
+def text(words: bytes) -> bytes:
+    return struct.pack("<Q", len(words)) + words
+
+
+ARRAYS = b"".join(text(b"%d" % k) + struct.pack("<IIQ", 9, 0, MAX_ITEMS // 4) + bytes(MAX_ITEMS // 4) for k in range(5))
+CLAIMS = {  # tensors, keys, what follows, and the words of the refusal
+    "arrays of bytes": (0, 5, ARRAYS, "an array of 524,288 items, at most 2,097,152 in all go"),
+    "keys": (0, MAX_PAIRS + 1, b"".join(text(b"%d" % k) + bytes(5) for k in range(MAX_PAIRS + 1)), "16,385 keys"),
+    "tensors": (MAX_TENSORS + 1, 0, bytes(24 * (MAX_TENSORS + 1)), "65,537 tensors, at most 65,536 go"),
+    "copies of one tensor": (
+        99, 0, b"".join(text(b"%d" % k) + struct.pack("<IQIQ", 1, 256, 0, 0) for k in range(99)) + bytes(2000),
+        "its tensors have 101,376 bytes together, it has 5,",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_header_of_many_small_parts_is_refused_before_the_library_makes_objects_of_them(tmp_path, monkeypatch, name):
+    """4 MB of bytes in arrays became gigabytes of objects, 99 tensors on the same bytes 99 copies."""
+    tensors, keys, rest, words = CLAIMS[name]
+    monkeypatch.setattr(gguf, "GGUFReader", lambda *read: pytest.fail("the library has read it"))
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, tensors, keys) + rest)
+    for storage in ("dense", "as stored"):
+        with pytest.raises(FedKSeedError, match=words):
+            load_model(str(tmp_path / "a.gguf"), storage=storage)
 
 
 def test_every_cut_and_200_flipped_bytes_are_taken_or_refused(whole, tmp_path):
@@ -122,7 +149,8 @@ def test_a_model_is_loaded_with_one_reading_of_its_file_and_one_table_of_names(m
     assert gguf.GGUFReader is patched  # nothing is kept
 
 
-def test_a_vocabulary_that_the_tensors_lack_takes_no_memory(tmp_path, monkeypatch):
+@pytest.mark.parametrize("storage", ["dense", "as stored"])
+def test_a_vocabulary_that_the_tensors_lack_takes_no_memory(tmp_path, monkeypatch, storage):
     """Finding 14: a file of 581 bytes with 2^24 tokens took 4.5 GB."""
     writer = GGUFWriter(tmp_path / "a.gguf", "llama")
     for add, number in (
@@ -138,7 +166,7 @@ def test_a_vocabulary_that_the_tensors_lack_takes_no_memory(tmp_path, monkeypatc
     writer.close()
     monkeypatch.setattr("fedkseed.models.load.AutoModelForCausalLM.from_pretrained", None)
     with pytest.raises(FedKSeedError, match=r"has 67,108,988 weights and .* hold 8 numbers in \d+ bytes"):
-        load_model(str(tmp_path / "a.gguf"))
+        load_model(str(tmp_path / "a.gguf"), storage=storage)
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,22 @@
 import json
 import shutil
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 
 from fedkseed import FedKSeedError
 from fedkseed.data.wording import Wording
+from fedkseed.models.checkpoint import PATTERNED, adapter_config
+from fedkseed.models.peft_adapters import attach, load_adapters
+from fedkseed.recipe.schema import PeftTable
 from fedkseed.run.store import Store
 from fedkseed.tuned.export import export
 from fedkseed.tuned.load import open_tuned
 from fedkseed.weights.layout import Layout
+
+from ..conftest import tiny_llama
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +131,60 @@ def test_adapters_that_can_not_be_merged_say_why(tmp_path):
         (tmp_path / "adapter_config.json").write_text(json.dumps(about | {"base_model_name_or_path": "a/b"}))
         with pytest.raises(FedKSeedError, match=match):
             open_tuned(tmp_path).merged()
+
+
+PIECES = ("(", ")", "+", "*", "?", ".", "[a-z]", "{9}", "(a+)+", "(a|aa)+", "(.*)*", "\\w", "q_proj", "|")
+MORE = (  # by which peft loads, runs or makes more than the weights of the adapters
+    {"init_lora_weights": "eva"}, {"init_lora_weights": "pissa"}, {"init_lora_weights": "corda"}, {"r_": 1},
+    {"megatron_config": {"a": 1}}, {"layer_replication": [[0, 10_000]]}, {"loftq_config": {"loftq_bits": 4}},
+    {"target_parameters": ["a"]}, {"tokenizer_name_or_path": "a/b"}, {"peft_type": "XLORA"}, {"peft_type": ["LORA"]},
+    {"trainable_token_indices": [1]}, {"alora_invocation_tokens": [1]}, {"arrow_config": {"top_k": 2}},
+)  # fmt: skip
+
+
+def described(folder, **about):
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": "b"} | about)
+    )
+    return folder
+
+
+@pytest.mark.parametrize("key", PATTERNED)
+def test_patterns_of_adapters_take_no_longer_than_names(tmp_path, key):
+    """Those of peft are regular expressions: `(([a-z]+)+)+X` would take hours for the name of one module."""
+    rng, took = Random(key), set[str]()
+    for _ in range(300):
+        pattern = "".join(rng.choice(PIECES) for _ in range(rng.randrange(1, 6)))
+        for entry in (pattern, [pattern], {pattern: 8}):
+            try:
+                adapter_config(described(tmp_path, **{key: entry}))
+            except FedKSeedError as error:
+                assert "may take hours to match; write up to 2,000 names" in str(error)  # noqa: PT017
+            else:
+                took.add(pattern)
+    assert took
+    assert not [one for one in took if set(one.removeprefix(".*")) & set("()[]{}+*?\\")]
+    for entry in (7, [7], [["q"]], {"": 8}, "a" * 300):
+        with pytest.raises(FedKSeedError, match="write up to 2,000 names"):
+            open_tuned(described(tmp_path, **{key: entry}))
+    with pytest.raises(FedKSeedError, match="write up to 2,000 names"):
+        open_tuned(described(tmp_path, **{key: [f"q{k}" for k in range(2001)]}))
+
+
+@pytest.mark.parametrize("more", MORE)
+def test_adapters_that_are_more_than_their_weights_are_refused(tmp_path, more):
+    with pytest.raises(FedKSeedError, match="by which peft would do more than add these weights"):
+        open_tuned(described(tmp_path, **more))
+    with pytest.raises(FedKSeedError, match="merge them into their base model with peft"):
+        load_adapters(tiny_llama(), str(described(tmp_path, **more)))
+
+
+@pytest.mark.parametrize("kind", ["lora", "p-tuning", "prompt"])
+def test_what_peft_writes_is_read(tmp_path, kind):
+    adapted = attach(tiny_llama(), kind, PeftTable(targets=["q_proj", "v_proj"]), 1)
+    adapted.save_pretrained(tmp_path)
+    about = adapter_config(tmp_path)
+    assert load_adapters(tiny_llama(), str(tmp_path)).peft_config["default"].peft_type == about["peft_type"]
 
 
 def test_a_gguf_file_of_an_installed_package_is_a_model(tmp_path, monkeypatch):

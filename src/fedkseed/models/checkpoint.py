@@ -17,11 +17,36 @@ NUMBERS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types that hold
 COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids|causal_mask)$")
 # Parts of models of text and something else, of which the model of text is loaded alone.
 TOWERS = re.compile(r"^(model\.)?(vision|visual|audio|image|multi_?modal|mm_|embed_vision|embed_audio|vq)")
+ADAPTER_KEYS = re.compile(  # that are read; any other must be empty
+    "task_type|base_model_name_or_path|revision|peft_version|auto_mapping|inference_mode|r|lora_alpha|lora_dropout|bias|"
+    "fan_in_fan_out|use_rslora|use_dora|lora_bias|ensure_weight_tying|layers_to_transform|megatron_core|token_dim|"
+    "qalora_group_size|num_virtual_tokens|num_transformer_submodules|num_attention_heads|num_layers|encoder_num_layers|"
+    "prompt_tuning_init|encoder_reparameterization_type|encoder_hidden_size|encoder_dropout"
+)
+ADAPTER_CHOICES = {"peft_type": ("LORA", "PROMPT_TUNING", "P_TUNING"), "init_lora_weights": (True, "gaussian")}
+PATTERNED = ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern", "modules_to_save")
+PLAIN = re.compile(r"(\.\*)?[\w.|-]{1,200}", re.ASCII)  # as a regular expression of time linear in the name
+MOST_PATTERNS = 2000  # of one key: peft matches each with the name of each module
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:
-    """The description of adapters that peft wrote."""
-    return read_table(folder / ADAPTERS, by_hand=True)
+    """The description of adapters that peft wrote.
+
+    Raises:
+        FedKSeedError: its patterns have no bound in time, or peft would do more by it than add the adapters' weights.
+    """
+    about = read_table(path := folder / ADAPTERS, by_hand=True)
+    for key, entry in about.items():
+        if key in PATTERNED:
+            patterns = [*entry] if isinstance(entry, list | dict) else [entry]
+            right = len(patterns) <= MOST_PATTERNS and all(isinstance(p, str) and PLAIN.fullmatch(p) for p in patterns)
+            takes = f'which may take hours to match; write up to {MOST_PATTERNS:,} names, as ["q_proj"], or ".*q_proj"'
+        else:
+            right = ADAPTER_KEYS.fullmatch(key) or entry in ADAPTER_CHOICES.get(key, ())
+            takes = "by which peft would do more than add these weights; merge them into their base model with peft"
+        if entry and not right:
+            raise FedKSeedError(f"{path} has {key} = {str(entry)[:100]!r}, {takes}")
+    return about
 
 
 def require_no_adapters(folder: Path) -> None:
@@ -50,7 +75,9 @@ def require_readable(folder: Path) -> None:
     """
     files = [folder / SINGLE]
     if (index := folder / INDEX).is_file():
-        shards = {*_table(index, "weight_map").values()}
+        if not isinstance(places_of := read_table(index, by_hand=True).get("weight_map"), dict):
+            raise FedKSeedError(f"{index} has no table weight_map; get the model again")
+        shards = {*places_of.values()}
         if files[0].is_file() and shards != {SINGLE}:
             raise FedKSeedError(f"{folder} has two models, {SINGLE} and that of {INDEX}; remove one of them")
         files = [folder / name for name in sorted(shards)]
@@ -77,13 +104,6 @@ def require_readable(folder: Path) -> None:
                 name.endswith(".bias") or COMPUTED.search(name)
             ):  # masks are others
                 raise FedKSeedError(f"{file} has {name} as {kind}; take the model in one of {', '.join(NUMBERS)}")
-
-
-def _table(path: Path, key: str) -> Mapping[str, Any]:
-    table = read_table(path, by_hand=True).get(key)
-    if not isinstance(table, dict):
-        raise FedKSeedError(f"{path} has no table {key}; get the model again")
-    return table
 
 
 def require_dense(config: Any, model: str) -> None:

@@ -25,7 +25,9 @@ MAGIC, VERSIONS = b"GGUF", (2, 3)
 FORMATS = {**dict(enumerate("BbHhIifB")), 10: "Q", 11: "q", 12: "d"}  # kind of a value -> struct's format of it
 STRING, ARRAY = 8, 9
 BLOCKS = {kind.value: sizes for kind, sizes in GGML_QUANT_SIZES.items()}  # of a tensor -> numbers, bytes of a block
-MAX_ITEMS = 1 << 22  # in an array: libraries make a Python object of each; the largest vocabularies have 2^18 tokens
+# Libraries make Python objects of each, of 0.3 to 3 KB, whatever it has in the file.
+MAX_ITEMS = 1 << 21  # of all arrays together: the largest vocabularies, of 2^18 tokens, have 1.3 million of four kinds
+MAX_TENSORS, MAX_PAIRS = 1 << 16, 1 << 14  # the largest models have 20,000 and 100
 MAX_DEPTH = 2  # arrays in arrays
 MAX_DIMENSIONS = 4  # ggml's own limit
 WIDTHS = (".embedding_length", ".feed_forward_length")  # a matrix of the file has at least as many numbers
@@ -53,7 +55,7 @@ class GgufHeader:
     """The part of a file's header that is not read yet."""
 
     def __init__(self, data: mmap.mmap, order: str) -> None:
-        self.data, self.order, self.at = data, order, 4
+        self.data, self.order, self.at, self.items = data, order, 4, 0
 
     def skip(self, size: int) -> int:
         """Go on by some bytes, and return where they begin."""
@@ -81,8 +83,9 @@ class GgufHeader:
         if kind != ARRAY or depth == MAX_DEPTH:
             raise FedKSeedError(f"its header has a value of kind {kind}, {depth} arrays deep")
         inner, items = self.number("I"), self.number()
-        if items > MAX_ITEMS:
-            raise FedKSeedError(f"its header has an array of {items:,} items, at most {MAX_ITEMS:,} go")
+        self.items += items
+        if self.items > MAX_ITEMS:
+            raise FedKSeedError(f"its header has an array of {items:,} items, at most {MAX_ITEMS:,} in all go")
         if inner in FORMATS:
             self.skip(items * struct.calcsize(self.order + FORMATS[inner]))
         else:
@@ -112,8 +115,11 @@ def _check(header: GgufHeader) -> None:
     if (version := header.number("I")) not in VERSIONS:
         raise FedKSeedError(f"it has version {version} of GGUF, versions {VERSIONS} are read")
     tensors, pairs = header.number(), header.number()
-    alignment, ends = 32, list[tuple[int, str]]()  # the data's default alignment; the byte at which each tensor ends
-    for _ in range(pairs):  # each takes bytes of the file, so that a large number ends with it
+    for number, most, what in ((tensors, MAX_TENSORS, "tensors"), (pairs, MAX_PAIRS, "keys")):
+        if number > most:
+            raise FedKSeedError(f"its header announces {number:,} {what}, at most {most:,} go")
+    alignment, places = 32, list[tuple[int, int, str]]()  # the data's default alignment; begin and size of each tensor
+    for _ in range(pairs):
         name, value = header.text(), header.value(header.number("I"))
         for ends_with, most, what in ((".block_count", tensors, "tensors"), (WIDTHS, len(header.data), "bytes")):
             if name.endswith(ends_with) and not (isinstance(value, int) and 0 <= value <= most):
@@ -127,8 +133,10 @@ def _check(header: GgufHeader) -> None:
         numbers, kind, begin = prod(header.number() for _ in range(dimensions)), header.number("I"), header.number()
         if kind in BLOCKS:
             block, size = BLOCKS[kind]
-            ends.append((begin + numbers // block * size, name))
+            places.append((begin, numbers // block * size, name))
     begin = -(-header.at // alignment) * alignment
-    for end, name in ends:
-        if begin + end > len(header.data):
-            raise FedKSeedError(f"it is cut short: {name} ends at byte {begin + end:,}, it has {len(header.data):,}")
+    for offset, size, name in places:
+        if (end := begin + offset + size) > len(header.data):
+            raise FedKSeedError(f"it is cut short: {name} ends at byte {end:,}, it has {len(header.data):,}")
+    if (total := sum(size for _, size, _ in places)) > len(header.data):  # each would be a copy of the same bytes
+        raise FedKSeedError(f"its tensors have {total:,} bytes together, it has {len(header.data):,}")

@@ -60,14 +60,13 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # by its build
         raise FedKSeedError(f"the device {device!r} can't be used: {first_line(error)}") from error
     source = find(model)
-    if storage == "as stored":
-        if source.gguf_path is None:
-            raise FedKSeedError(f"only a .gguf file can be kept as stored; {model} is none: choose Q8_0, Q4_0 or Q4_1")
-        with _readable(f"the model {model} can't be loaded as stored", source):
-            return load_gguf(source.gguf_path, DTYPES[dtype], device).requires_grad_(False).eval()
+    if storage == "as stored" and source.gguf_path is None:
+        raise FedKSeedError(f"only a .gguf file can be kept as stored; {model} is none: choose Q8_0, Q4_0 or Q4_1")
     options, config = source.options, _config(source, model)
     with _readable(f"the model {model} can't be loaded", source):
         _require_fits(config, source)
+        if storage == "as stored" and source.gguf_path is not None:
+            return load_gguf(source.gguf_path, DTYPES[dtype], device, config).requires_grad_(False).eval()
     if source.gguf_path is None:
         require_dense(config, model)
     elif (packing := getattr(transformers, "GgufConfig", None)) is not None:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..errors import FedKSeedError, needs_extra
 from ..recipe.schema import PeftTable
+from .checkpoint import adapter_config
 from .tail import decoder_layers
 
 PATTERNS = {"lora": ("*lora_*",), "p-tuning": ("*prompt_encoder*",), "prompt": ("*prompt_encoder*",)}
@@ -55,8 +57,9 @@ def load_adapters(model: nn.Module, folder: str) -> nn.Module:
     """Put the adapters of a folder on a model, beside its weights.
 
     Raises:
-        FedKSeedError: peft is not installed.
+        FedKSeedError: peft is not installed, or the adapters are of a kind that is not read.
     """
+    adapter_config(Path(folder))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft's, of transformers
         return _peft().PeftModel.from_pretrained(model, folder).requires_grad_(False).eval()

@@ -105,7 +105,7 @@ def moved(model: nn.Module, device: str) -> nn.Module:
     return model
 
 
-def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
+def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu", config: Any = None) -> nn.Module:
     """Load the model of a GGUF file, its quantised matrices as they are in the file, memory-mapped.
 
     Values are those that `transformers` gives the dequantised model, bit for bit.
@@ -113,7 +113,7 @@ def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
     Raises:
         FedKSeedError: the file lacks a weight of the model, or has one that the model has no place for.
     """
-    model, reader = empty_model(gguf_config(path), dtype=dtype), gguf.GGUFReader(str(path))
+    model, reader = empty_model(config or gguf_config(path), dtype=dtype), gguf.GGUFReader(str(path))
     processor, names = names_in_file(model, reader, str(path))
     workspace, tensors = Workspace(), dict[str, Tensor]()
     for tensor in reader.tensors:
