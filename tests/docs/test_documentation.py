@@ -161,6 +161,16 @@ def test_paths_of_code_are_there(path):
             assert any(place.exists() for place in places), f"`{code}`: no {name}"
 
 
+def test_tests_that_the_page_on_security_names_are_there():
+    """`…` at the end stands for the rest of a name; nothing in the place of a test is a file."""
+    source = "\n".join(path.read_text() for path in (ROOT / "tests").glob("**/test_*.py"))
+    names = re.findall(r"`(test_\w+)(…?)`", page := (ROOT / "docs" / "security.md").read_text())
+    assert len(names) > 30
+    ends = {"": r"\(", "…": ""}
+    assert [name for name, rest in names if not re.search(rf"^(?:async )?def {name}{ends[rest]}", source, re.M)] == []
+    assert re.findall(r"`tests/\S+\.py`|`test_\w+\.py`", page) == []
+
+
 def test_names_of_the_notation_are_there():
     page = ROOT / "docs" / "notation.md"
     rows = "\n".join(line for line in page.read_text().splitlines() if line.startswith("|"))
