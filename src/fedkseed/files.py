@@ -121,6 +121,12 @@ def _digest(table: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
+def own_folder(path: Path) -> None:
+    """Make a folder that only this user can enter, where there is none."""
+    with border(f"can't make {path}"):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 def part_of(path: Path) -> Path:
     """A name for the unfinished version of a file or folder, which nobody can foresee and put a link in its place."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
@@ -153,9 +159,12 @@ def _sync(path: Path) -> None:
 def exclusive(path: Path, taken: str) -> Iterator[None]:
     """Hold an exclusive lock on a file; the system releases it when the process ends, however it ends.
 
+    Its folder is made, for this user alone, if there is none.
+
     Raises:
         FedKSeedError: another process holds the lock (`taken` is the error's text), or the file can't be made.
     """
+    own_folder(path.parent)
     with border(f"can't lock {path}"):
         file = open(path, "a", opener=private)  # noqa: SIM115 - a context manager below, where `border` has ended
     with file:

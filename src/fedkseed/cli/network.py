@@ -287,12 +287,12 @@ def peer(
     owner = owner_of(data, model, device, policy, basis, None)
     require_identity(ca, key)
     say(usable_rows(owner))
-    from ..network.peers.peer import PeerFiles, run
+    from ..network.peers.peer import run
 
     directory = state or Path("runs") / key.name
-    files = PeerFiles(directory, peers.resolve(), key.resolve(), cert.resolve(), ca.resolve())
+    files = {"peers": peers.resolve(), "key": key.resolve(), "cert": cert.resolve(), "ca": ca.resolve()}
     with stoppable("goes on, with all uploads that were here"):
-        outcome = run(wanted, files, owner, (host.strip("[]"), int(port)), say, quiet=until)
+        outcome = run(wanted, directory, owner, (host.strip("[]"), int(port)), say, until, **files)
     if as_json:
         print_json(outcome)
         return

@@ -21,7 +21,15 @@ _end: ContextVar[float] = ContextVar("_end", default=math.inf)  # of this thread
 
 
 class AnswerError(FedKSeedError):
-    """An answer that breaks a limit."""
+    """An answer that breaks a limit, or that refuses a request.
+
+    Args:
+        status: of the refusal; 0: it is of another kind.
+    """
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class _TimedSocket(ssl.SSLSocket):

@@ -301,13 +301,13 @@ class Bench:
 
     def take_step(self, strategy: Strategy[Any], lr: float, clients: Sequence[int]) -> None:
         """Take one step of some clients, which is as long as lr, where the model is a function of coefficients."""
-        self.simulation.strategy = strategy
+        self.simulation.setup.strategy = strategy
         after, _ = run_round(strategy, strategy.server.init(), clients, self.simulation.transport)
         self.stepped = replace(after, coefficients=after.coefficients / lr)
 
     def trial(self, strategy: Strategy[Any], lr: float) -> Trial:
         """One round of a strategy, or the one step, from the base model."""
-        self.simulation.strategy = strategy
+        self.simulation.setup.strategy = strategy
         try:
             if self.stepped is None:
                 state, _ = self.simulation.round(strategy.server.init())

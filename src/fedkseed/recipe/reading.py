@@ -1,7 +1,7 @@
 """Reader of recipe files, with clear error messages. No file, model or code that a recipe names is opened or run."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from difflib import get_close_matches
@@ -22,6 +22,7 @@ MAX_DEPTH = 8  # parts of a dotted key of --set; tables of ours are two deep
 MAX_SHOWN = 200  # characters of a wrong value that an error repeats
 
 Table = TypeVar("Table", bound=BaseModel)
+Typed = TypeVar("Typed")
 
 
 def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
@@ -37,9 +38,18 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     path = Path(path)
     if not path.exists() or path.is_dir():
         raise FedKSeedError(_no_recipe(path))
-    data = read_whole(path, MAX_BYTES, f"the recipe {path}")
+    return from_file(path, "the recipe", lambda table: parse(changed(table, changes)))
+
+
+def from_file(path: Path, what: str, of: Callable[[dict[str, Any]], Typed]) -> Typed:
+    """The typed content of a user's TOML file, by a function of its tables; each error begins with the file.
+
+    Args:
+        what: the file's kind, where it can't be read.
+    """
+    data = read_whole(path, MAX_BYTES, f"{what} {path}")
     try:
-        return parse(changed(tables(data), changes))
+        return of(tables(data))
     except FedKSeedError as error:
         raise FedKSeedError(f"{path}: {error}") from error
 

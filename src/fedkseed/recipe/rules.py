@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 
 from ..errors import FedKSeedError
 from .algorithms import ALGORITHMS, ONE, TWO, Algorithm, algorithm_of
-from .schema import OBJECTIVES, DerivativesTable, PeftTable, PrivacyTable, Recipe, Table, TrustTable
+from .schema import OBJECTIVES, DerivativesTable, PeftTable, Recipe, Table, TrustTable
 
 LARGEST_SHARD_UPLOAD = 1 << 16  # directions, or scalars, of an upload that a shard reads before it has a recipe
 COMPARES_ALONG_DIRECTIONS = ("trimmed", "median", "nnm-trimmed")  # rules for clients with the same directions
@@ -109,11 +109,6 @@ def _compares(recipe: Recipe) -> bool:
     return recipe.trust.rule != "mean" or recipe.trust.agreement
 
 
-def _protecting(recipe: Recipe, unit: str) -> PrivacyTable | None:
-    """[privacy], where it protects this unit."""
-    return recipe.privacy if recipe.privacy is not None and recipe.privacy.unit == unit else None
-
-
 def _draws(algorithm: Algorithm) -> bool:
     """Whether clients draw from the recipe's K directions, and send scalars along them."""
     return algorithm.pooled and algorithm.local == TWO
@@ -164,18 +159,18 @@ RULES: dict[Where, dict[str, Condition]] = {
             r.asynchronous and ((r.secure and "secure") or (r.privacy and "privacy"))
         ),
         "[privacy] norm and [secure] norm are one thing where uploads are masked: give the second": lambda r, a: (
-            r.secure and (noise := _protecting(r, "client")) and noise.norm is not None
+            r.secure and (noise := r.protecting("client")) and noise.norm is not None
         ),
         "[privacy] norm is missing: the largest norm of one example's gradient, or of its scalars": lambda r, a: (
-            (noise := _protecting(r, "example")) and noise.norm is None
+            (noise := r.protecting("example")) and noise.norm is None
         ),
         "[privacy] knows how much one client changes a sum, and not what it changes by [trust] rule or agreement: "
-        "set rule = 'mean' and agreement = false": lambda r, a: _protecting(r, "client") and _compares(r),
+        "set rule = 'mean' and agreement = false": lambda r, a: r.protecting("client") and _compares(r),
         "[trust] warmup waits for evidence about clients, which agreement = true gathers: set that, or leave warmup "
         "out": lambda r, a: r.trust.warmup and not r.trust.agreement,
         "[training] epochs makes as many steps as a client has rows, and [privacy] unit = 'example' counts the steps "
         "in which a row takes part: "
-        "set steps in place of epochs": lambda r, a: _protecting(r, "example") and r.training.epochs is not None,
+        "set steps in place of epochs": lambda r, a: r.protecting("example") and r.training.epochs is not None,
         "[trust] guard does rounds again, and [privacy] pays for each: leave guard out": lambda r, a: (
             r.privacy and r.trust.guard is not None
         ),
@@ -209,7 +204,7 @@ RULES: dict[Where, dict[str, Condition]] = {
         "{r.directions.family!r} is for algorithms whose model is K coefficients: "
         "take one, as fedkseed, or the family rademacher": lambda r, a: r.directions.factored and a.draws,
         "{name} does not read [privacy] unit = 'example': set unit = 'client', or use an algorithm whose model is "
-        "K coefficients, as fedkseed": lambda r, a: _protecting(r, "example") and not a.pooled,
+        "K coefficients, as fedkseed": lambda r, a: r.protecting("example") and not a.pooled,
         **{
             f"{{name}} does not read {setting}: leave it out, or use an algorithm whose model is K coefficients, as "
             "fedkseed": lambda r, a, setting=setting, is_set=is_set: is_set(r) and setting not in a.strategy.reads
@@ -232,9 +227,9 @@ RULES: dict[Where, dict[str, Condition]] = {
         "out": lambda r, a: r.secure and r.directions.shared and (a.local != TWO or r.clients.backpropagating > 0),
         "[privacy] has no noise for the sizes of single clients' scalars, by which FedKSeed-Pro draws directions and "
         "which everybody could read in its broadcasts: "
-        "use fedkseed": lambda r, a: _protecting(r, "client") and not a.sums and a.pooled,
+        "use fedkseed": lambda r, a: r.protecting("client") and not a.sums and a.pooled,
         "[privacy] is for uploads of weights or of K numbers along a pool: use fedkseed": lambda r, a: (
-            _protecting(r, "client") and not a.sums
+            r.protecting("client") and not a.sums
         ),
     },
     Where.STATED: {
@@ -259,7 +254,7 @@ RULES: dict[Where, dict[str, Condition]] = {
         "masked uploads need [secure] norm, the largest norm of a client's change: "
         "`fedkseed tune` prints one": lambda r, a: r.secure and r.secure.norm is None,
         "[privacy] norm is missing: the largest norm of a client's change in a round; `fedkseed tune` prints "
-        "it": lambda r, a: not r.secure and (noise := _protecting(r, "client")) and noise.norm is None,
+        "it": lambda r, a: not r.secure and (noise := r.protecting("client")) and noise.norm is None,
     },
     Where.SIMULATION: {
         "clients of {name} remember the rounds that they have seen, and one model stands in for all of them here: "
@@ -267,7 +262,7 @@ RULES: dict[Where, dict[str, Condition]] = {
     },
     Where.FLOWER_ENGINE: {
         "clients that add the noise of [privacy] need a secret, and the engine's processes share none: "
-        "use --engine own": lambda r, a: r.privacy and (_protecting(r, "example") or r.secure)
+        "use --engine own": lambda r, a: r.privacy and (r.protecting("example") or r.secure)
     },
     Where.NETWORK: {
         # Parties with files of their own: nobody runs code of another, and nobody sees another's rows.
@@ -306,7 +301,7 @@ RULES: dict[Where, dict[str, Condition]] = {
         ),
         "[network] shards is for uploads that are added up along K directions, where neither [secure] nor the "
         "[privacy] of clients is set: choose fedkseed, -pro, -plus or -backprop, "
-        "or one server": lambda r, a: r.network.shards and (not a.pooled or r.secure or _protecting(r, "client")),
+        "or one server": lambda r, a: r.network.shards and (not a.pooled or r.secure or r.protecting("client")),
         "[trust] rule = {r.trust.rule!r} with agreement = {got} compares single uploads, and a root with [network] "
         "shards sees sums: set rule = 'mean' "
         "and agreement = false": lambda r, a: r.network.shards and _compares(r) and str(r.trust.agreement).lower(),

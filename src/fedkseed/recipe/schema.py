@@ -499,6 +499,10 @@ class Recipe(Table):
             parts["directions"] = {"shared": True} | parts["directions"]
         return table | {name: part for name, part in parts.items() if part or name in table}
 
+    def protecting(self, unit: str) -> PrivacyTable | None:
+        """[privacy], where it protects this unit."""
+        return self.privacy if self.privacy is not None and self.privacy.unit == unit else None
+
     @property
     def keeps_uploads(self) -> bool:
         """Whether a run keeps its uploads for `fedkseed verify`, which can do nothing with masked ones."""

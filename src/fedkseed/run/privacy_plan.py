@@ -72,8 +72,7 @@ def private_steps(recipe: Recipe, number: int, examples: int, steps: int, secret
     Raises:
         FedKSeedError: a package or a secret is missing.
     """
-    privacy = recipe.privacy
-    if privacy is None or privacy.unit != "example":
+    if (privacy := recipe.protecting("example")) is None:
         return None
     if privacy.epsilon is None or privacy.norm is None or privacy.times is None:
         raise FedKSeedError("[privacy] times is missing: a run fills it in, see `with_noise`")
@@ -150,7 +149,7 @@ def kept_secret(recipe: Recipe, directory: Path, drawn: bytes = b"", *, reads: b
     Raises:
         FedKSeedError: the file holds something else, or is missing and must not be made.
     """
-    if recipe.privacy is None or (reads and recipe.privacy.unit == "example"):
+    if recipe.privacy is None or (reads and recipe.protecting("example")):
         return b""
     path = directory / NOISE_KEY
     if not path.exists():

@@ -80,12 +80,8 @@ class Simulation:
 
     @property
     def strategy(self) -> Strategy[Any]:
-        """The algorithm; one that is assigned takes effect with the next round."""
+        """The algorithm; another one in `setup` takes effect with the next round."""
         return self.setup.strategy
-
-    @strategy.setter
-    def strategy(self, strategy: Strategy[Any]) -> None:
-        self.setup.strategy = strategy
 
     @property
     def federation(self) -> Federation:

@@ -88,16 +88,14 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
 
 def with_noise_of(store: Store, recipe: Recipe) -> Recipe:
     """A run's recipe with the noise that the run has computed for its clients."""
-    return recipe if recipe.privacy is None else with_noise(recipe, _clients(store, recipe))
-
-
-def _clients(store: Store, recipe: Recipe) -> int:
-    """The number of clients with which a run began."""
+    if recipe.privacy is None:
+        return recipe
     count = (store.recall("identity") or {}).get("a number of clients of") or recipe.clients.count
     try:
-        return int(count or len(store.recall("clients")["examples"]))
+        count = int(count or len(store.recall("clients")["examples"]))
     except (TypeError, ValueError, KeyError) as error:
         raise FedKSeedError(f"{store.directory} does not say how many clients it has: {error!r}") from error
+    return with_noise(recipe, count)
 
 
 def require_head(store: Store, head: str) -> int:

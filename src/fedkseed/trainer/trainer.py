@@ -42,7 +42,7 @@ from .datasets import Collator, shares, shuffled
 from .judge import SEARCH, UNTIL_FOUND, Judge, searches
 from .outputs import evaluating, labels_of, loss_and_outputs, outputs_of, predictions_in
 from .own_model import Parties
-from .training import Tally, Training, identity
+from .training import Tally, Training
 
 
 class Lines(Progress):
@@ -403,7 +403,15 @@ class Trainer:
         utils.rotate_checkpoints(str(self._output), self.args.save_total_limit, state.best_model_checkpoint)
 
     def _identity(self, training: Training) -> dict[str, Any]:
-        return identity(training.parties, self.local, self._cohort)
+        """The facts that a training and its checkpoints share."""
+        parties, local = training.parties, self.local
+        settings, run = parties.strategy.settings, parties.strategy.run
+        return {
+            "base": run.base.hex(), "pool": [run.pool.key, run.pool.size, run.pool.family, run.pool.basis.hex()],
+            "tuned": list(parties.patterns), "seed": parties.seed, "batches": list(map(len, parties.batches)),
+            "cohort": self._cohort, "steps_of": "adam" if settings.server == "adam" else local.steps_of,
+            "local_steps": local.steps, "probes": local.probes, "clip": str(local.clip), "wire": settings.wire,
+        }  # fmt: skip
 
     def _checkpoint_of(self, asked: str | Path | bool | None) -> Path | None:
         """The folder of the checkpoint that is asked for."""

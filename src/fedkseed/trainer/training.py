@@ -1,11 +1,9 @@
-"""The state of a training of `Trainer`, and the facts that its checkpoints must share with it."""
+"""The state of a training of `Trainer`."""
 
 import math
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
 
-from ..local.work import LocalWork
 from ..round import Report
 from ..strategies.kseed import State
 from .judge import Judge
@@ -57,14 +55,3 @@ class Training:
     tally: Tally = field(default_factory=Tally)
     logged: int = 0
     reports: list[Report] = field(default_factory=list)
-
-
-def identity(parties: Parties, local: LocalWork, cohort: int | None) -> dict[str, Any]:
-    """The facts that a training and its checkpoints share."""
-    settings, run = parties.strategy.settings, parties.strategy.run
-    return {
-        "base": run.base.hex(), "pool": [run.pool.key, run.pool.size, run.pool.family, run.pool.basis.hex()],
-        "tuned": list(parties.patterns), "seed": parties.seed, "batches": list(map(len, parties.batches)),
-        "cohort": cohort, "steps_of": "adam" if settings.server == "adam" else local.steps_of,
-        "local_steps": local.steps, "probes": local.probes, "clip": str(local.clip), "wire": settings.wire,
-    }  # fmt: skip

@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from fedkseed import FedKSeedError
+from fedkseed.network.http_client import AnswerError as SessionError
 from fedkseed.network.https import join, server
 from fedkseed.network.https.connections import Connections
-from fedkseed.network.https.join import HttpsClient, SessionError, WorkerDesk
+from fedkseed.network.https.join import HttpsClient, WorkerDesk
 from fedkseed.network.protocol.addresses import host_of
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings

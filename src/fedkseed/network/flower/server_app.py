@@ -48,9 +48,8 @@ def run_rounds(recipe: Path, directory: Path, keys: Path | None, grid: Grid, pro
     Raises:
         FedKSeedError: see `main`.
     """
-    wanted, folder = serving.begin(recipe, (), directory, Where.FLOWER_SERVER), directory / FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with exclusive(folder / "server.lock", f"another ServerApp works on {directory}; stop it first"):
+    wanted = serving.begin(recipe, (), directory, Where.FLOWER_SERVER)
+    with exclusive(directory / FOLDER / "server.lock", f"another ServerApp works on {directory}; stop it first"):
         Store(directory).change_recipe(wanted.to_toml())  # [network] may be another than the last time
         if keys is not None:
             keys_of_run(directory, keys, progress, FOLDER).register()

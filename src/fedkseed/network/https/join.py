@@ -24,7 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from ...errors import FedKSeedError
-from ...files import border, exclusive
+from ...files import exclusive
 from ...weights.adapter import NAME as TUNED
 from ..http_client import DONE, AnswerError, BoundedClient, HttpAnswer
 from ..limits import REFUSAL
@@ -56,18 +56,6 @@ MAX_FILES = 16  # that are kept: a recipe and a certificate come again after eac
 ANSWER_DEPENDS_ON = attrgetter("nonce", "head", "client", "digest", "keep", "message")
 
 Say = Callable[[str], object]
-
-
-class SessionError(Exception):
-    """The end of a session: another has to be begun.
-
-    Args:
-        status: of the refusal; 0: it is of another kind.
-    """
-
-    def __init__(self, text: str, status: int = 0) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 class TaskAnswerer(Protocol):
@@ -126,8 +114,8 @@ class WorkerDesk:
 class ServerSession:
     """A client's requests to its server, in the order in which it makes them.
 
-    All raise a `SessionError` where the server refuses the request or this session, or sends too many bytes; but `send`
-    returns any refusal other than that of the session.
+    All raise an `AnswerError` where the server refuses the request or this session, or sends too many bytes; but `send`
+    returns any refusal other than that of the session. Another session has to be begun then.
     """
 
     http: BoundedClient
@@ -141,7 +129,7 @@ class ServerSession:
         """Begin a session, and return the number that the server knows this client by.
 
         Raises:
-            SessionError: the server refuses it.
+            AnswerError: the server refuses it.
         """
         challenge = self.challenge()
         proof = proof_of(self.key, self.ca, host_of(self.http.url), challenge)
@@ -150,7 +138,7 @@ class ServerSession:
             said = answer.text
             if answer.status == 401:  # to a challenge that has just come: a server of version 2 reads no name
                 said += "; if it says so again, it is of an older release than this client"
-            raise SessionError(f"the server refuses this key: {said}", answer.status)
+            raise AnswerError(f"the server refuses this key: {said}", answer.status)
         with suppress(ValueError, RecursionError):
             match json.loads(answer.body):
                 case {"token": str(token), "wait": int() | float() as wait, "client": int(number)} if (
@@ -158,7 +146,7 @@ class ServerSession:
                 ):
                     self.token, self.wait = token, float(wait)
                     return number
-        raise SessionError(f"the server begins a session in other words than this release knows: {answer.text[:100]}")
+        raise AnswerError(f"the server begins a session in other words than this release knows: {answer.text[:100]}")
 
     def challenge(self) -> bytes:
         """Bytes to be signed; whoever asks for them needs no key yet."""
@@ -183,7 +171,7 @@ class ServerSession:
         """Send the reply to a task, and return what the server says to it.
 
         Raises:
-            SessionError: the session has ended.
+            AnswerError: the session has ended.
         """
         return self._ask("POST", f"/v1/task/{key.hex()}", 0, content=reply, headers=self._headers)
 
@@ -195,16 +183,13 @@ class ServerSession:
         """The body of an answer, of at most `most` bytes; empty for one without."""
         answer = self._ask("GET", path, most, headers=self._headers if names_session else {}, wait=wait)
         if answer.status not in DONE:
-            raise SessionError(f"the server refuses {path.partition('?')[0]}: {answer.text}", answer.status)
+            raise AnswerError(f"the server refuses {path.partition('?')[0]}: {answer.text}", answer.status)
         return answer.body
 
     def _ask(self, method: str, path: str, most: int, **options: Any) -> HttpAnswer:
-        try:
-            answer = self.http.ask(method, path, most, **options)
-        except AnswerError as error:
-            raise SessionError(str(error)) from error
+        answer = self.http.ask(method, path, most, **options)
         if answer.status == 401 and self.token:
-            raise SessionError("the session has ended", 401)
+            raise AnswerError("the session has ended", 401)
         return answer
 
 
@@ -275,8 +260,6 @@ class HttpsClient:
                 something is wrong with what was typed, this client's owner or files refuse the recipe, its key is in
                 two hands, or the tuned model can't be kept.
         """
-        with border(f"can't make {self.directory}"):
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         taken = f"another client uses {self.directory}; give it its own --state"
         with ExitStack() as stack:
             stack.enter_context(exclusive(self.directory / "client.lock", taken))
@@ -293,10 +276,10 @@ class HttpsClient:
                     pause = pause if self._taken_over else FIRST
                     self._attend(say)
                     break
-                except (SessionError, httpx.TransportError) as error:
+                except (AnswerError, httpx.TransportError) as error:
                     if self._over:  # the server has ended, too, perhaps before it had the reply
                         break
-                    if isinstance(error, SessionError) and error.status == OVER:
+                    if isinstance(error, AnswerError) and error.status == OVER:
                         say(f"the run has ended, and no tuned model came here: {self.url} has it; {SENT_AGAIN}")
                         return
                     text = self.refuse_lasting(error)
@@ -319,16 +302,16 @@ class HttpsClient:
         """Refuse a server that can't be reached for a reason that waiting won't mend; one that is not up yet is not."""
         try:
             self.session.challenge()
-        except (SessionError, httpx.TransportError) as error:
+        except (AnswerError, httpx.TransportError) as error:
             self.refuse_lasting(error)
 
-    def refuse_lasting(self, error: SessionError | httpx.TransportError) -> str:
+    def refuse_lasting(self, error: AnswerError | httpx.TransportError) -> str:
         """The reason of an error for which it may help to wait: for each, once this client has been connected.
 
         Raises:
             FedKSeedError: it does not help.
         """
-        if not isinstance(error, SessionError):
+        if not isinstance(error, AnswerError):
             reason = reason_of(error, self.url, proxy_at(self.url))
         elif error.status == ANOTHER:
             self._taken_over += 1
@@ -374,9 +357,9 @@ class HttpsClient:
                     last, data = stub.key, stub.task(self.session.file)
                     task = Task.decode(data)
                 except FedKSeedError as error:  # a broken file or task
-                    if isinstance(error, RefusedError):  # of another release
+                    if isinstance(error, RefusedError | AnswerError):  # the former of another release
                         raise
-                    raise SessionError(str(error)) from error
+                    raise AnswerError(str(error)) from error
                 if work is not None and ANSWER_DEPENDS_ON(work.task) == ANSWER_DEPENDS_ON(task):
                     work.key = stub.key
                     continue
@@ -386,7 +369,7 @@ class HttpsClient:
                 work = TaskInHand(stub.key, task, data, self.desk)
                 if not task.keep:
                     say(f"{work}: training")
-        except (SessionError, httpx.TransportError):
+        except (AnswerError, httpx.TransportError):
             if work is not None and work.task.keep:  # the server waits for nobody, and may be gone
                 work.done.wait()
                 self._over = Reply.decode(work.reply).status is Status.DONE

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import FedKSeedError
-from ...files import border, exclusive
+from ...files import exclusive
 from ...recipe.schema import Recipe
 from ...run.loop import Result
 from ...run.progress import Progress
@@ -92,10 +92,7 @@ def alone_in(directory: Path, keys: Path, taken: str, progress: Progress) -> Ite
     """
     if warning := certs.check(keys):
         progress.note(warning)
-    folder = directory / FOLDER
-    with border(f"can't make {folder}"):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with exclusive(folder / "server.lock", taken):
+    with exclusive(directory / FOLDER / "server.lock", taken):
         yield
 
 

@@ -12,6 +12,7 @@ the run's log. docs/operations.md says how a tree is brought up.
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from ...wire.delta import lack, restore
 from ...wire.records import Broadcast, Run, Subtotal
 from ..protocol.addresses import host_of
 from ..protocol.carrier import Carrier
-from ..protocol.client.task_handler import AbandonedError, Bound, LaterError, OnStep, TaskHandler
+from ..protocol.client.task_handler import AbandonedError, Bound, LaterError, OnStep, TaskHandler, code_alone
 from ..protocol.client.worker_process import GiveUp
 from ..protocol.envelope import LINK, Code, RefusedError, Reply, Status, Task, refusing
 from ..protocol.networked_recipe import ENVELOPE
@@ -46,7 +47,6 @@ from .server import Address, alone_in, listening
 
 SHARE = 0.8  # of a task's seconds that the clients of a shard have: its sum must still come in time
 LARGEST = ENVELOPE + 8 * LARGEST_SHARD_UPLOAD  # bytes of the largest reply
-ONLINE_EVERY = 0.5  # seconds between two looks at who is connected, before the first round
 
 Answers = TypeVar("Answers")
 
@@ -66,11 +66,6 @@ def run(
     Raises:
         FedKSeedError: a file can't be read, the port is taken, or another process works in the directory.
     """
-
-    def disclosed(code: Code, text: str) -> str:
-        progress.note(f"no answer ({code}): {text}")  # for this shard's operator; the root gets the code alone
-        return str(code)
-
     with alone_in(directory, keys, f"another shard works in {directory}; stop it first", progress):
         registered = keys_of_shard(directory, keys, first, progress)
         connections = Connections(Audiences.of(keys), (), has_key=registered.has)
@@ -79,7 +74,8 @@ def run(
         clients = ShardClients(first, registered, connections, progress, check_keys)
         signing = ClientSigning(private_key(key), certificate(ca), RunHistory(directory), host_of(url))
         # Whoever was away when the tuned model was handed out gets it when the root serves the finished run again.
-        worker = TaskHandler(partial(Shard, clients=clients), signing, disclosed, lambda task: not task.keep)
+        disclose = partial(code_alone, note=progress.note)
+        worker = TaskHandler(partial(Shard, clients=clients), signing, disclose, lambda task: not task.keep)
         client_of_root = HttpsClient(directory, url, ca, key, ShardTasks(worker, check_keys))
         client_of_root.require_reachable()
         with listening(connections, address, LARGEST, keys):
@@ -142,19 +138,18 @@ class ShardClients:
 
     def wait_for_all(self, patience: float) -> None:
         """Wait until all clients are connected, or for some seconds."""
-        end, noted = time.monotonic() + patience, -1
-        while time.monotonic() < end:
-            try:
-                self.check_keys()
-                online, expected = {*self.carrier.nodes()}, ClientNumbers(self.keys.directory, None).expected
-            except RekeyedError:
-                continue
-            if expected <= online:
+        end = time.monotonic() + patience
+        while (remaining := end - time.monotonic()) > 0:
+            remote = self.remote(b"", NetworkTable(patience=remaining), check=self.check_keys)
+            with suppress(RekeyedError):  # then others are waited for
+                remote.wait_for(remote.numbers.expected)
                 return
-            if len(online) != noted:
-                self.progress.note(f"{len(online)} of {len(expected)} clients are connected")
-            noted = len(online)
-            time.sleep(ONLINE_EVERY)
+
+    def remote(self, recipe: bytes, options: NetworkTable, **more: Any) -> RemoteClients:
+        """The clients, as a server of a recipe has them."""
+        return RemoteClients(
+            self.carrier, ClientNumbers(self.keys.directory, None), recipe, 1, options, self.progress, **more
+        )
 
 
 class Shard:
@@ -251,15 +246,13 @@ class Shard:
 
         `still_awaited` raises `AbandonedError` if the root does not wait for an answer any more.
         """
-        keys, carrier, progress = self.clients.keys, self.clients.carrier, self.clients.progress
+        keys = self.clients.keys
         while True:
             try:
                 of = task.nonce, keys.registrations
                 if of not in self._remotes:  # else they are the same as for the last task
                     signing = ServerSigning.read(keys.directory / FOLDER, task.nonce)
-                    numbers, options = ClientNumbers(keys.directory, None), NetworkTable()
-                    remote = RemoteClients(carrier, numbers, self.text, 1, options, progress, signing)
-                    self._remotes = {of: remote}
+                    self._remotes = {of: self.clients.remote(self.text, NetworkTable(), signing=signing)}
                 remote = self._remotes[of]
                 remote.history = lambda since, done: (self._links[since : done + 1], task.head, task.stem)
                 seconds = max(1.0, end - time.monotonic())  # all that are connected are waited for until the end
@@ -267,6 +260,6 @@ class Shard:
                 remote.check = lambda: (self.clients.check_keys(), still_awaited())
                 return ask(remote)
             except RekeyedError:
-                progress.note("clients have other keys; they are asked again")
+                self.clients.progress.note("clients have other keys; they are asked again")
             except FedKSeedError as error:  # as where too few have answered: they may another time
                 raise LaterError(str(error)) from error

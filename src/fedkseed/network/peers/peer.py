@@ -15,7 +15,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ...errors import FedKSeedError
-from ...files import border, exclusive
+from ...files import exclusive
 from ...recipe.rules import Where, require_legal
 from ...recipe.schema import Recipe
 from ...weights.adapter import NAME as TUNED
@@ -47,17 +47,6 @@ class LateError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class PeerFiles:
-    """The files of a peer's identity, and those that all peers have."""
-
-    directory: Path  # for this peer's uploads and its tuned model
-    peers: Path  # see roster.py
-    key: Path
-    cert: Path  # for the key, of the authority `ca`
-    ca: Path
-
-
-@dataclass(frozen=True, slots=True)
 class PeerOutcome:
     """The result of a run, as one peer has it."""
 
@@ -79,41 +68,45 @@ def _shared(recipe: Recipe, count: int) -> bytes:
     return recipe_for_clients(recipe.model_copy(update={"model": any_model}), count)
 
 
-def run(recipe: Recipe, files: PeerFiles, owner: Owner, listen: tuple[str, int], say: Say, quiet: float) -> PeerOutcome:
+def run(
+    recipe: Recipe, directory: Path, owner: Owner, listen: tuple[str, int], say: Say, quiet: float, *,
+    peers: Path, key: Path, cert: Path, ca: Path,
+) -> PeerOutcome:  # fmt: skip
     """Take part in a run until its last round is over and no new upload has come for a while.
 
     Args:
+        directory: for this peer's uploads and its tuned model.
         owner: this peer's own data and model; None for a model: the recipe's.
         listen: host and port.
         quiet: seconds without a new upload after the last round, until it ends.
+        peers: the file that all peers have, see roster.py.
+        key, cert, ca: the private key, its certificate, and the authority that has signed that.
 
     Raises:
         FedKSeedError: a file can't be used, the key is no peer's, the port is taken, or another process uses the
             directory.
     """
-    roster, recipe, directory = load_roster(files.peers), with_network_defaults(recipe), files.directory
-    text, key = _shared(recipe, len(roster.peers)), private_key(files.key)
+    roster, recipe = load_roster(peers), with_network_defaults(recipe)
+    text, private = _shared(recipe, len(roster.peers)), private_key(key)
     names = [fingerprint(listed) for listed in roster.public_keys()]
-    if fingerprint(key.public_key()) not in names:
-        raise FedKSeedError(f"the key {files.key} is none of the {len(names)} in {files.peers}; add its public line")
-    number = names.index(fingerprint(key.public_key()))
-    with border(f"can't make {directory}"):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if fingerprint(private.public_key()) not in names:
+        raise FedKSeedError(f"the key {key} is none of the {len(names)} in {peers}; add its public line")
+    number = names.index(fingerprint(private.public_key()))
     with exclusive(directory / "peer.lock", f"another process uses {directory}; give this one its own --state"):
-        server_tls, client_tls = tls.contexts(files.key, files.cert, files.ca, directory)
+        server_tls, client_tls = tls.contexts(key, cert, ca, directory)
         secret = batch_secret(directory) if owner.policy.data.secret_batches else None
         owner = replace(owner, model=owner.model or recipe.model.name, secret=secret)
         say(f"peer {number} of {len(names)}: loading {owner.model}")
         client = follow_recipe(RecipeJournal(directory), owner, text, partial(load_client, keeps=directory / TUNED))
         rule = MergeRule.of(text, client.recipe, client.setup.strategy, roster)
-        largest, addresses = largest_request(recipe), PeerAddresses(files.peers, roster, say)
+        largest, addresses = largest_request(recipe), PeerAddresses(peers, roster, say)
         requests = PeerRequests(rule, addresses, client_tls, largest)
         with closing(UploadStore(directory / FILE, rule)) as store:
             remember_run(store, text, roster)
             pace = ComparisonPace.of(roster.seconds)
             gossip = Gossip(store, requests, number, roster.open_round, recipe.seed, pace, say)
             app = application(store, roster.open_round, largest, gossip.heard)
-            training = PeerTraining(client, rule, store, roster, number, key, text, say)
+            training = PeerTraining(client, rule, store, roster, number, private, text, say)
             with closing(gossip), serving_uploads(app, store, *listen, server_tls):
                 say(f"run {rule.run.hex()[:16]}: listening on port {listen[1]} of {listen[0]}")
                 others = len(addresses.current().keys() - {number})

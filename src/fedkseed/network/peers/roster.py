@@ -16,14 +16,13 @@ import time
 from collections.abc import Callable
 from datetime import UTC
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from pydantic import AwareDatetime, Field, field_validator
 
 from ...errors import FedKSeedError
-from ...files import read_whole
-from ...recipe.reading import MAX_BYTES, tables, typed
+from ...recipe.reading import from_file, typed
 from ...recipe.schema import Positive, Table
 from ..protocol.signatures import fingerprint, public_key
 
@@ -87,13 +86,13 @@ def load_roster(path: Path) -> Roster:
     Raises:
         FedKSeedError: the file is missing, is no TOML, has an unknown key or a value that is not allowed.
     """
-    data = read_whole(path, MAX_BYTES, f"the peers' file {path}")
-    try:
-        roster = typed(Roster, tables(data))
-        roster.public_keys()
-    except FedKSeedError as error:
-        raise FedKSeedError(f"{path}: {error}") from error
-    return roster
+
+    def roster(table: dict[str, Any]) -> Roster:
+        listed = typed(Roster, table)
+        listed.public_keys()
+        return listed
+
+    return from_file(path, "the peers' file", roster)
 
 
 class PeerAddresses:

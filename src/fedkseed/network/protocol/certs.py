@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ...errors import FedKSeedError
-from ...files import border, private
+from ...files import border, own_folder, private
 from .masking_keys import COMMENT, masking_comment, masking_key_in
 from .signatures import certificate, fingerprint, private_key, public_key
 
@@ -52,8 +52,7 @@ def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: da
     made: list[Path] = []
     for host in hosts:
         _alternative(host)
-    with border(f"can't make {directory}"):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own_folder(directory)
     ca, ca_key = directory / "ca.pem", directory / "ca.key"
     if not _there(ca, ca_key):  # ca.key alone may be elsewhere
         key = ec.generate_private_key(ec.SECP256R1())
@@ -91,8 +90,7 @@ def request(path: Path) -> Path:
     public = path.with_name(path.name + ".pub")
     if there := [file for file in (path, public) if file.exists()]:
         raise FedKSeedError(f"there is a file {there[0]} already and keys are never written over; choose another --key")
-    with border(f"can't make {path.parent}"):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own_folder(path.parent)
     _make_pair(path, public)
     return public
 

@@ -29,9 +29,8 @@ def with_network_defaults(recipe: Recipe) -> Recipe:
     wished: dict[str, dict[str, Any]] = {"training": {"batch_size": BATCH}, "trust": {}}
     wished["evaluation"] = {"stop_when_diverged": False}  # [trust] guard is a server's: it goes back
     if "[trust]" in algorithm.strategy.reads:
-        by_client = recipe.privacy is not None and recipe.privacy.unit == "client"  # which no rule must undo
-        # Masked uploads can't be compared, nor those that come as sums.
-        compared = recipe.secure is None and not by_client and recipe.network.shards is None
+        # Masked uploads can't be compared, nor those that come as sums; and no rule must undo the noise of clients.
+        compared = recipe.secure is None and not recipe.protecting("client") and recipe.network.shards is None
         clear = {"rule": "clipped", "agreement": True} if compared else {}
         if compared and (recipe.trust.agreement or "agreement" not in recipe.trust.model_fields_set):
             clear["warmup"] = WARMUP

@@ -88,8 +88,8 @@ class RunHistory:
             )
         if task.done > at and head is not None:
             self._runs[task.nonce.hex()] = SeenRun(task.done, head, link, task.client, task.digest, server)
-            runs = {nonce: [_plain(field) for field in astuple(seen)] for nonce, seen in self._runs.items()}
-            write_table(self.path, runs)
+            texts = {nonce: astuple(seen) for nonce, seen in self._runs.items()}
+            write_table(self.path, {k: [x.hex() if isinstance(x, bytes) else x for x in t] for k, t in texts.items()})
         return True
 
     def require_bound(self, task: Task, broadcast: bytes) -> None:
@@ -107,10 +107,6 @@ class RunHistory:
                 f"the broadcast of round {task.done + 1} is not the one in the run's history: the server asks with "
                 f"different ones, or its history is made up; {self.path} has what was seen"
             )
-
-
-def _plain(field: int | bytes) -> int | str:
-    return field.hex() if isinstance(field, bytes) else field
 
 
 def read_history(path: Path) -> dict[str, SeenRun]:

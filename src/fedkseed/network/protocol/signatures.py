@@ -20,8 +20,8 @@ the message as it was received.
 import hashlib
 import struct
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -120,13 +120,9 @@ def public_key(text: bytes, where: object) -> ec.EllipticCurvePublicKey:
     Raises:
         FedKSeedError: the text is no public key on the curve P-256.
     """
-    try:
+    made = "`fedkseed certs request` makes one, in the file that ends with .pub"
+    with _expecting("public key in OpenSSH's format", where, text, made):
         key = serialization.load_ssh_public_key(text)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise FedKSeedError(
-            f"{where} holds no public key in OpenSSH's format, but {_kind_of(text)}; `fedkseed certs request` makes "
-            "one, in the file that ends with .pub"
-        ) from error
     return _on_p256(key, where, ec.EllipticCurvePublicKey)
 
 
@@ -135,13 +131,9 @@ def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     with border(f"can't read {path}"):
         data = path.read_bytes()
     load = serialization.load_ssh_private_key if b"BEGIN OPENSSH" in data else serialization.load_pem_private_key
-    try:
+    made = "`fedkseed certs request` makes one, in the file without .pub"
+    with _expecting("private key that can be read", path, data, made):
         key = load(data, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise FedKSeedError(
-            f"{path} holds no private key that can be read, but {_kind_of(data)}; `fedkseed certs request` makes one, "
-            "in the file without .pub"
-        ) from error
     return _on_p256(key, path, ec.EllipticCurvePrivateKey)
 
 
@@ -159,17 +151,21 @@ def certificate(path: Path) -> x509.Certificate:
     """
     with border(f"can't read {path}"):
         data = path.read_bytes()
-    try:
+    made = "`fedkseed certs` makes them, in files that end with .pem"
+    with _expecting("certificate that can be read", path, data, made):
         return x509.load_pem_x509_certificate(data)
-    except ValueError as error:
-        raise FedKSeedError(
-            f"{path} holds no certificate that can be read, but {_kind_of(data)}; `fedkseed certs` makes them, in "
-            "files that end with .pem"
-        ) from error
+
+
+@contextmanager
+def _expecting(what: str, where: object, data: bytes, made: str) -> Iterator[None]:
+    """Say of a file of keys that was taken for another what it holds instead, and how one of the right kind is made."""
+    try:
+        yield
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise FedKSeedError(f"{where} holds no {what}, but {_kind_of(data)}; {made}") from error
 
 
 def _kind_of(data: bytes) -> str:
-    """The kind of a file of keys that was taken for another."""
     kinds = {b"PRIVATE KEY-": "a private key", b"BEGIN CERTIFICATE-": "a certificate", b"PUBLIC KEY-": "a public key"}
     if data.lstrip()[:6] in (b"ecdsa-", b"ssh-rs", b"ssh-ed"):
         return "a public key"

@@ -7,6 +7,7 @@ Without a file the defaults below hold; recipes/policy.toml has all of them.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from operator import contains, ge, le
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -14,9 +15,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, field_validator
 
 from ....errors import FedKSeedError
-from ....files import read_whole
 from ....recipe.algorithms import ALGORITHMS, CHANGE, algorithm_of
-from ....recipe.reading import MAX_BYTES, tables, typed
+from ....recipe.reading import from_file, typed
 from ....recipe.schema import Category, Count, Positive, Recipe, Table
 
 Column = Literal["instruction", "response", "context", "category", "messages", "text"]
@@ -186,11 +186,7 @@ def load_policy(path: Path) -> Policy:
     Raises:
         FedKSeedError: the file is missing, is no TOML, has an unknown key or a value that is not allowed.
     """
-    data = read_whole(path, MAX_BYTES, f"the policy {path}")
-    try:
-        return typed(Policy, tables(data))
-    except FedKSeedError as error:
-        raise FedKSeedError(f"{path}: {error}") from error
+    return from_file(path, "the policy", partial(typed, Policy))
 
 
 def numbers_of(recipe: Recipe) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from ....data.file_formats import HUB_NAME, SAMPLES, is_saved
 from ....data.sources import Reader, require_columns
 from ....errors import FedKSeedError
-from ....files import border, private, read_table, write_table
+from ....files import border, own_folder, private, read_table, write_table
 from ....models.place import require_device
 from ....recipe.reading import parse, tables, typed
 from ....recipe.rules import Where, require_legal
@@ -113,8 +113,8 @@ class OwnerSettings:
 
     def write(self, directory: Path) -> None:
         """Make the directory, for this user alone, and write the settings into it."""
+        own_folder(directory)
         with border(f"can't make {directory}"):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
         text = json.dumps(asdict(self), default=lambda policy: policy.model_dump())
         write_table(directory / SETTINGS, json.loads(text))

@@ -43,9 +43,9 @@ def log(text: str) -> None:
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", file=sys.stderr)
 
 
-def code_alone(code: Code, text: str) -> str:
-    """The code of a refusal, and nothing else of it; the text goes to the log of this process."""
-    log(f"no answer ({code}): {text}")
+def code_alone(code: Code, text: str, note: Callable[[str], object] = log) -> str:
+    """The code of a refusal, and nothing else of it; the text is for the owner of this process."""
+    note(f"no answer ({code}): {text}")
     return str(code)
 
 

@@ -259,7 +259,9 @@ def load_client(
         _require_time(begun, policy)
     with refusing(Code.BASIS):
         followed, basis = with_basis(followed)
-    if protects_examples(followed) and followed.clients.count is not None:  # a server's word on the plan is not taken
+    if (
+        followed.protecting("example") and followed.clients.count is not None
+    ):  # a server's word on the plan is not taken
         followed = with_noise(followed, followed.clients.count)
     with refusing(Code.MODEL):
         setup = build(followed, tokenizer, basis, serves=False)
@@ -272,7 +274,7 @@ def load_client(
     if setup.strategy.settings.noise is not None and owner.members is None:
         log("without --members this client's own noise is as large as epsilon needs: no other client's is counted")
     threads = followed.clients.threads or torch.get_num_threads()
-    protected = followed.privacy is not None and (followed.secure is not None or protects_examples(followed))
+    protected = followed.protecting("example") or (followed.privacy and followed.secure)
     rows = frozenset(map(row_digest, trained)) if protected else frozenset[bytes]()
     return TrainingClient(owner, followed, setup, examples, unseen, threads, rows, masks, ledger, keeps, begun)
 
@@ -296,7 +298,7 @@ def _require_drawn(client: int, message: Any, recipe: Recipe, count: int) -> Non
     Else a server that works with two clients, of however many, could ask any third for a round with these two. And
     noise is for the rounds of the plan: each further one would say more of the examples than was promised.
     """
-    masked, private = isinstance(message, Secured | Survivors), protects_examples(recipe)
+    masked, private = isinstance(message, Secured | Survivors), recipe.protecting("example")
     if not masked and not private:
         return
     drawn = cohort(recipe.seed, message.round, count, recipe.clients.cohort_of(count), recipe.clients.draw)
@@ -310,11 +312,6 @@ def _require_drawn(client: int, message: Any, recipe: Recipe, count: int) -> Non
             f"client {client} is asked in round {message.round + 1}, and of {count} clients the recipe's seed draws "
             f"{drawn[:10]}: [privacy] has no noise for rounds out of turn"
         )
-
-
-def protects_examples(recipe: Recipe) -> bool:
-    """True if clients add noise that hides single examples."""
-    return recipe.privacy is not None and recipe.privacy.unit == "example"
 
 
 def _secret_of_run(secret: int, nonce: bytes, purpose: bytes = b"") -> bytes:

@@ -153,7 +153,7 @@ class RemoteClients:
         while not clients <= (online := self.online()).keys() and time.monotonic() < end:
             if len(online) != seen:
                 seen, away = len(online), sorted(clients - online.keys())
-                they = f"{seen} of {self.numbers.count} clients are connected"
+                they = f"{seen} of {len(self.numbers.expected)} clients are connected"
                 self.progress.note(f"{they}; waiting for {self.named(*away)}")
                 self.progress.clients(away, "offline")
                 self.progress.clients([*online], "waiting")
