@@ -123,7 +123,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         if options["alpha"] == "ten":
             first_has_most(simulation.shares.clients)
         if server := WAYS.get(options["rule"].partition("+")[2].strip()):
-            simulation.strategy = server.make(simulation.strategy.settings)
+            simulation.setup.strategy = server.make(simulation.strategy.settings)
         honest, strategy = simulation.transport, simulation.strategy
 
         def transport(messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:

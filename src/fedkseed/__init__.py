@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .errors import DivergedError, FedKSeedError
     from .local.client import Client
     from .local.work import LocalWork
+    from .models.tail import last_layers
     from .recipe.reading import load_recipe
     from .recipe.schema import Recipe
     from .round import answer, run_round

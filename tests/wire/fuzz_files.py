@@ -10,6 +10,7 @@ import re
 import tarfile
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,11 +26,16 @@ from fedkseed.data.sources import Reader
 from fedkseed.directions import Pool
 from fedkseed.errors import FedKSeedError
 from fedkseed.models.gguf_header import require_sane
+from fedkseed.network.https.task_files import Stub
+from fedkseed.network.peers.signed_upload import SignedUpload
 from fedkseed.network.protocol.client.policy import load_policy
+from fedkseed.network.protocol.client_gain import GainSum
 from fedkseed.network.protocol.envelope import Reply, Status, Task, recipe_digest
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.tuned.load import open_tuned
 from fedkseed.weights.adapter import Adapter
+
+from . import fuzz_http
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -45,7 +51,8 @@ def session() -> list[bytes]:
     recipe = (RECIPES / "dolly.toml").read_bytes()
     task = Task(3, 60.0, recipe_digest(recipe), recipe, b"message" * 9, certificate=b"c" * 40, links=bytes(64))
     replies = Reply(Status.DONE, b"answer"), *(Reply(status, text="why") for status in Status if status)
-    return [part.encode() for part in (task, Task(0, 1.0, bytes(16), b"", b""), *replies)]
+    parts = task, Task(0, 1.0, bytes(16), b"", b""), Stub.of(bytes(16), task.encode())[0], GainSum(12, -0.5), *replies
+    return [*(part.encode() for part in parts), SignedUpload(3, bytes(32), b"upload", bytes(64)).encoded]
 
 
 def table() -> list[bytes]:
@@ -102,13 +109,13 @@ def adapters() -> list[bytes]:
 
 def as_session(path: Path) -> None:
     data = path.read_bytes()
-    try:
-        task = Task.decode(data)
-    except FedKSeedError:
-        Reply.decode(data)
-        return
-    if task.encode() != data:
-        raise AssertionError("an accepted task encodes to other bytes")
+    for kind in (Task, GainSum, Stub, SignedUpload):
+        with suppress(FedKSeedError):
+            message: Any = kind.decode(data)
+            if (message.encoded if kind is SignedUpload else message.encode()) != data:
+                raise AssertionError(f"an accepted {kind.__name__} encodes to other bytes")
+            return
+    Reply.decode(data)
 
 
 def as_rows(path: Path) -> None:
@@ -117,6 +124,8 @@ def as_rows(path: Path) -> None:
 
 KINDS: dict[str, tuple[str, Callable[[], list[bytes]], Callable[[Path], Any]]] = {  # file's name, specimens, reader
     "session": ("body", session, as_session),
+    "requests": ("body", fuzz_http.requests, fuzz_http.as_request),
+    "answers": ("body", fuzz_http.answers, fuzz_http.as_answers),
     "recipes": ("a.toml", lambda: [path.read_bytes() for path in sorted(RECIPES.glob("[d-n]*.toml"))], load_recipe),
     "policies": ("a.toml", lambda: [(RECIPES / "policy.toml").read_bytes()], load_policy),
     "gguf": ("a.gguf", model, require_sane),
