@@ -39,21 +39,26 @@ from factored import adapted, lora_step
 from factored import held as held_factored
 from fedkseed import Pool
 from fedkseed.data.batches import Batch
+from fedkseed.models.hidden_states import remember
 from fedkseed.models.load import DTYPES, load_model
 from fedkseed.models.loss import graph_loss
 from fedkseed.models.quantised import BLOCK_TYPES, quantise
+from fedkseed.models.tail import decoder_layers, last_layers
 from fedkseed.planning.memory import Meter
 from fedkseed.randomness import Purpose, generator
 from fedkseed.recipe.schema import Recipe
 from fedkseed.round import answer
 from fedkseed.run.setup import Setup
 from fedkseed.run.setup import build as set_up
+from fedkseed.weights.base import Pooled
+from fedkseed.weights.modes import hold
 from fedkseed.wire.codec import encode
 from peers import EPS, LR, backpropagation, copied_step, inference, paper_step
 from step import held, make_batch, our_step
 from table import MODEL, Row, new_parser, show
 
 STEPS = 3
+TAIL = 3  # layers
 POOL = Pool(1, 4096, "hadamard")
 BASE = "inference"
 Step = Callable[[], object]
@@ -72,10 +77,25 @@ def derivatives(family: str, mode: str = "factored") -> Callable[[nn.Module, Bat
     """All K derivatives of a batch."""
 
     def first(model: nn.Module, batch: Batch) -> Step:
-        weights = held_factored(model, (mode, family), 4)
-        return lambda: weights.gradient(lambda: graph_loss(model, batch))
+        return gradient_step(model, held_factored(model, (mode, family), 4), batch)
 
     return first
+
+
+def of_tail(step: Callable[[nn.Module, Pooled, Batch], Step]) -> Callable[[nn.Module, Batch], Step]:
+    """A step of the last three layers alone, whose row has run through the others."""
+
+    def first(model: nn.Module, batch: Batch) -> Step:
+        weights = hold(model, POOL, last_layers(model, min(TAIL, len(decoder_layers(model)[1]) - 1)))
+        if isinstance(why := remember(model, weights), str):
+            raise RuntimeError(f"this model's rows run through all layers: {why}")
+        return step(model, weights, batch)
+
+    return first
+
+
+def gradient_step(model: nn.Module, weights: Pooled, batch: Batch) -> Step:
+    return lambda: weights.gradient(lambda: graph_loss(model, batch))
 
 
 def lora(model: nn.Module, batch: Batch) -> Step:
@@ -98,6 +118,8 @@ METHODS: dict[str, Callable[[nn.Module, Batch], Step]] = {
     "derivatives, factored, separable": derivatives("separable"),
     "derivatives, factored, informed": derivatives("informed"),
     "LoRA of rank 8, forward and backward, no optimiser": lora,
+    "derivatives, last 3 layers": of_tail(gradient_step),
+    "two points, last 3 layers": of_tail(our_step),
 }
 ALWAYS, FIRST_ORDER, SAFE = tuple(METHODS)[:7], tuple(METHODS)[9:], tuple(METHODS)[7:9]
 # Whole clients, by the algorithm of a recipe; adapters are those of `peft`.

@@ -112,7 +112,7 @@ CLAIMS = {  # tensors, keys, what follows, and the words of the refusal
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_header_of_many_small_parts_is_refused_before_the_library_makes_objects_of_them(tmp_path, monkeypatch, name):
-    """4 MB of bytes in arrays became gigabytes of objects, 99 tensors on the same bytes 99 copies."""
+    """Arrays that would become millions of objects, and tensors that share their bytes, are refused unread."""
     tensors, keys, rest, words = CLAIMS[name]
     monkeypatch.setattr(gguf, "GGUFReader", lambda *read: pytest.fail("the library has read it"))
     (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, tensors, keys) + rest)
