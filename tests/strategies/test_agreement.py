@@ -224,7 +224,7 @@ def test_poisoned_first_rounds_end_no_worse_than_the_base(simulation):
     for trust in ("", "[trust]\nwarmup = 0\n"):
         made = simulation(trust, **changes)
         recipe, held_out = with_network_defaults(made.recipe), WithModel(made.setup, made.shares.held_out)
-        made.strategy = of = made.setup.algorithm.make(recipe, made.strategy.run)
+        made.setup.strategy = of = made.setup.algorithm.make(recipe, made.strategy.run)
         base = state = of.server.init()
         for _ in range(3):
             state, _ = run_round(of, state, range(3), partial(with_a_hostile_client, made.transport, clip=CLIP))

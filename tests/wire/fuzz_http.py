@@ -51,7 +51,7 @@ SERVER_KEY, CLIENT_KEY = (ec.derive_private_key(number, ec.SECP256R1()) for numb
 HOST, TOKEN, NAME, NOW = "fl.example.org", "t" * 22, b"k" * KEY, 1000.0
 LARGEST = 1 << 16  # bytes of a body
 TARGET = re.compile(rb"[\x21-\x7e]+")  # the parser of HTTP lets nothing else pass
-FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+): ([\x21-\x7e\x80-\xff]+)")
+FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+): ([\x21-\x7e\x80-\xff][\t\x20-\x7e\x80-\xff]*)")
 ANSWER = struct.Struct("<HI")
 
 

@@ -23,7 +23,8 @@ def test_a_thousand_files_of_each_kind_are_read_or_refused(kind):
 def test_specimens_are_read(kind):
     read = [judge(kind, data) for data in specimens(kind)]
     assert (kind, "") in read
-    assert kind == "adapters" or {*read} == {(kind, "")}
+    # some adapters need peft's own check, and one of the answers is a server's refusal
+    assert kind in ("adapters", "answers") or {*read} == {(kind, "")}
 
 
 def test_a_reader_that_breaks_is_found_with_its_input(monkeypatch):
