@@ -181,7 +181,7 @@ def steps(asked: Namespace) -> Iterator[Row]:
     from fedkseed.weights.modes import MODES
 
     changed = {"model": dense(asked), "storage": ["dense", BLOCKS], "mode": list(MODES), "tokens": [asked.tokens]}
-    options = Namespace(**vars(asked) | changed, batch=1, seconds=2)
+    options = Namespace(**vars(asked) | changed, batch=1, seconds=2, last_layers=[])
     for dtype in asked.types:
         yield from step.measure(options, dtype)
 

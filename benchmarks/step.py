@@ -4,11 +4,13 @@
 
 A bare pass is a forward pass of the dense model in the same type, with the loss. Every token but the first counts as
 response, so all logits are computed. Each kind of step takes turns with the bare passes and is compared with them. The
-last write of a round (`settle`, one pass in `τ` steps) is left out.
+last write of a round (`settle`, one pass in `τ` steps) is left out. With --last-layers, steps of the last layers alone
+follow, of rows that have run through the others: by two points, and by all K derivatives.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,8 +18,11 @@ from torch import nn
 
 from fedkseed.data.batches import IGNORED, Batch
 from fedkseed.directions import Pool
+from fedkseed.errors import FedKSeedError
+from fedkseed.models.hidden_states import remember
 from fedkseed.models.load import DTYPES, STORAGES, load_model
-from fedkseed.models.loss import batch_loss
+from fedkseed.models.loss import batch_loss, graph_loss
+from fedkseed.models.tail import last_layers
 from fedkseed.weights.base import Pooled, Weights
 from fedkseed.weights.modes import MODES, hold
 from peers import EPS, LR, inference, paper_step
@@ -78,6 +83,16 @@ def measure(args: argparse.Namespace, dtype: str) -> Iterator[Row]:
                 for batch in batches:
                     yield row(f"{mode}, {family}", storage, batch, our_step(model, weights, batch))
                 weights.restore()
+    for count in args.last_layers:
+        model = load_model(args.model, dtype, device=args.device)
+        weights = hold(model, Pool(1, args.size, "hadamard"), last_layers(model, count))
+        if isinstance(why := remember(model, weights), str):
+            raise FedKSeedError(f"rows run through all layers in each step: {why}")
+        weights.load(np.random.default_rng(1).normal(size=args.size) * 1e-7)
+        for batch in batches:
+            yield row(f"streamed, hadamard, last {count} layers", "dense", batch, our_step(model, weights, batch))
+            derivatives = partial(weights.gradient, partial(graph_loss, model, batch))
+            yield row(f"derivatives, last {count} layers", "dense", batch, derivatives)
     for batch in batches:  # last, because rounding changes the weights a little
         yield row("the paper's way", "dense", batch, paper_step(plain, batch))
 
@@ -88,6 +103,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--storage", choices=STORAGES, nargs="+", default=["dense"], help="of streamed weights")
     parser.add_argument("--mode", choices=MODES, nargs="+", default=list(MODES), help="modes to time")
+    parser.add_argument("--last-layers", type=int, nargs="+", default=[], help="of steps that tune these alone")
     parser.add_argument("--tokens", type=int, nargs="+", default=[32, 128, 512], help="tokens of an example")
     parser.add_argument("--batch", type=int, default=1, help="examples a step")
     parser.add_argument("--size", type=int, default=4096, help="K, a power of two")
