@@ -33,7 +33,9 @@ from fedkseed.models.tail import Tail, decoder_layers, last_layers
 from fedkseed.planning.pin import pin
 from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.recipe.schema import Recipe
+from fedkseed.run import setup
 from fedkseed.run.loop import work
+from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
 from fedkseed.tuned.load import open_tuned
@@ -261,6 +263,19 @@ def test_a_run_of_the_last_layers_goes_on_with_the_same_bits(way, tmp_path, mode
     adapter = open_tuned(tmp_path / "whole").adapter
     assert adapter is not None
     assert adapter.patterns == ("model.layers.1.*", "model.norm.*")
+
+
+def test_a_run_says_how_many_passes_found_no_room(tmp_path, model_folder, data_file, monkeypatch):
+    monkeypatch.setattr(setup, "ROOM", 3000)
+
+    class Told(Silent):
+        def note(self, text: str) -> None:
+            told.append(text)
+
+    told: list[str] = []
+    start(recipe_of(model_folder, data_file), tmp_path / "run", Told())
+    assert "the layers before the last 1 run once a row" in told
+    assert any("passes of the first layers found no room in memory" in text for text in told)
 
 
 def test_lora_of_the_last_layers_sends_theirs_alone(model_folder, data_file):

@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from ..errors import FedKSeedError, needs_extra
 from ..recipe.schema import PeftTable
 from .checkpoint import adapter_config
-from .tail import decoder_layers
+from .tail import last_of
 
 PATTERNS = {"lora": ("*lora_*",), "p-tuning": ("*prompt_encoder*",), "prompt": ("*prompt_encoder*",)}
 
@@ -32,11 +32,8 @@ def attach(model: nn.Module, kind: str, adapters: PeftTable, seed: int, last: in
     tokens: dict[str, Any] = {"task_type": "CAUSAL_LM", "num_virtual_tokens": adapters.virtual_tokens}
     lora: dict[str, Any] = {"task_type": "CAUSAL_LM", "r": adapters.rank, "lora_alpha": adapters.alpha}
     if last is not None:
-        place, layers = decoder_layers(model)
-        if last > len(layers):
-            raise FedKSeedError(f"last_layers is {last}, the model has {len(layers)} layers")
-        lora |= {"layers_to_transform": [*range(len(layers) - last, len(layers))]}
-        lora |= {"layers_pattern": place.rpartition(".")[2]}
+        place, numbers = last_of(model, last)
+        lora |= {"layers_to_transform": [*numbers], "layers_pattern": place.rpartition(".")[2]}
     transposed = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2
     configs = {
         "lora": lambda: peft.LoraConfig(**lora, fan_in_fan_out=transposed, target_modules=adapters.targets),

@@ -67,6 +67,14 @@ def decoder_layers(model: nn.Module) -> tuple[str, list[nn.Module]]:
     return max(lists, key=lambda found: len(found[1]))
 
 
+def last_of(model: nn.Module, count: int) -> tuple[str, range]:
+    """The name of the list of a model's layers, and the numbers of the last ones; FedKSeedError if there are fewer."""
+    place, layers = decoder_layers(model)
+    if count > len(layers):
+        raise FedKSeedError(f"last_layers is {count}, the model has {len(layers)} layers")
+    return place, range(len(layers) - count, len(layers))
+
+
 def last_layers(model: Any, count: int, head: bool = False) -> list[str]:
     """Patterns of the names of the weights of a model's last layers and of its final norm.
 
@@ -76,10 +84,8 @@ def last_layers(model: Any, count: int, head: bool = False) -> list[str]:
     Raises:
         FedKSeedError: the model has fewer layers, or its output layer shares its weights with the input embedding.
     """
-    place, layers = decoder_layers(model)
-    if count > len(layers):
-        raise FedKSeedError(f"last_layers is {count}, the model has {len(layers)} layers")
-    patterns = [f"{place}.{k}.*" for k in range(len(layers) - count, len(layers))]
+    place, numbers = last_of(model, count)
+    patterns = [f"{place}.{k}.*" for k in numbers]
     beside = place.rpartition(".")[0]
     for name, module in model.get_submodule(beside).named_children():
         # a norm has vectors alone; one of the embedding, as BLOOM's, comes before all layers
