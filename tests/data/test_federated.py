@@ -45,6 +45,19 @@ def test_a_share_held_out_is_random_and_disjoint(tmp_path, model_folder, data_fi
     assert not {e.example for e in shares.held_out} & set(training)
 
 
+def test_runs_of_several_seeds_can_share_their_held_out_rows(tmp_path, model_folder, data_file, tokenizer):
+    changes = {"held_out": "held_out = 0.5\nseed = 7", "examples": "examples = 16\nvalidation = 6"}
+    first, second = (
+        share_out(recipe(tmp_path, model_folder, data_file, **changes).model_copy(update={"seed": seed}), tokenizer)
+        for seed in (1, 2)
+    )
+    assert first.held_out == second.held_out
+    assert first.sets == second.sets
+    assert first.clients != second.clients
+    alone = share_out(recipe(tmp_path, model_folder, data_file, held_out="held_out = 0.5"), tokenizer)
+    assert {e.example for e in alone.held_out} - {e.example for e in first.held_out}
+
+
 def test_longer_examples_are_left_out_and_counted(tmp_path, model_folder, data_file, tokenizer):
     short = share_out(recipe(tmp_path, model_folder, data_file), tokenizer)
     lengths = sorted(len(e.tokens) for part in short.clients for e in part)

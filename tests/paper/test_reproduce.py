@@ -16,7 +16,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from fedkseed.cli import app
+from fedkseed.data.federated import share_out
 from fedkseed.errors import FedKSeedError
+from fedkseed.evaluation.statistics import Evaluation
+from fedkseed.models.load import load_tokenizer
 from fedkseed.paper import reproduce as reproducing
 from fedkseed.paper import run_records
 from fedkseed.paper.experiments import Experiment, load, merge
@@ -218,6 +221,30 @@ def test_runs_on_record_are_not_done_again_where_their_recipe_is_the_same(experi
     assert small["loss after, mean"] == rows(whole / "table.csv")[0]["loss after, mean"] != large["loss after, mean"]
     with pytest.raises(FedKSeedError, match="has no records of runs at the scale tiny"):
         reproduced(searched, tmp_path / "fourth", records=tmp_path / "nowhere")
+
+
+def test_a_search_compares_short_trials_on_rows_of_the_validation_part(experiment, tmp_path, counted):
+    evaluation = {"examples": 16, "validation": 6, "generated": 0, "every": 9}
+    recipe = merge(experiment.recipe, {"data": {"held_out": 0.5, "seed": 0}, "evaluation": evaluation})
+    choose = {"axis": "training.lr", "seeds": 1, "times": {"training": {"rounds": 0.5}}}
+    searched = searching(experiment, {"training.lr": [1e-4, 2e-4]}, recipe=recipe, choose=choose)
+    folder = reproduced(searched, tmp_path)
+    losses = [trial["loss"] for trial in json.loads((folder / "runs.json").read_text())["searched"]]
+    rows_of = [{name: list[str]() for name in ("shown", "validation")} for _ in counted]
+    for number, directory in enumerate(counted):
+        recipe, trial = load_recipe(directory / "recipe.toml"), number < 2
+        assert recipe.training.rounds == (1 if trial else 2)
+        shares = share_out(recipe, load_tokenizer(recipe.model.name))
+        for name, examples in (("shown", shares.held_out), ("validation", shares.sets["validation"].examples)):
+            rows_of[number][name] = [e.example.instruction for e in examples]
+        evaluations = Store(directory).evaluations()
+        if trial:
+            assert losses[number] == [Evaluation.of(evaluations[k]).sets["validation"].means["loss"] for k in (0, 1)]
+    assert all(each == rows_of[0] for each in rows_of)  # of trials and runs, of every seed
+    assert not {*rows_of[0]["shown"]} & {*rows_of[0]["validation"]}
+    rates = [load_recipe(directory / "recipe.toml").training.lr for directory in counted]
+    changes = {rate: after - before for rate, (before, after) in zip(rates[:2], losses, strict=True)}
+    assert rates[2:] == [min(changes, key=changes.__getitem__)] * 2
 
 
 def test_a_basis_is_made_of_public_text_once_and_named_in_the_results(experiment, data_file, tmp_path, counted):

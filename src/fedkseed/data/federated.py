@@ -207,7 +207,7 @@ def whole_set(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     encoded = encoder.within(rows)
     _note_files(files, note, encoded)
     left_out = encoder.note_remarks(encoded, len(rows), "rows", note)
-    examples = draw(encoded.examples, recipe.evaluation.examples, recipe.seed, recipe.data.source)
+    examples = draw(encoded.examples, recipe.evaluation.examples, recipe.held_out_seed, recipe.data.source)
     if not examples:
         raise FedKSeedError(f"{recipe.data.source} has no example of {encoded.limit} tokens or fewer{left_out}")
     return held_out_of(examples, [row.example for row in rows], encoder)

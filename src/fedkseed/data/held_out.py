@@ -102,7 +102,8 @@ def draw_sets(rows: HeldOutRows, encoder: Encoder, note: Note) -> tuple[HeldOut,
     """The held-out set that is always there, and the others by name with the validation part first."""
     recipe = encoder.recipe
     settings = recipe.evaluation
-    usual = draw(_short_enough(rows.usual, HELD_OUT, encoder, note), settings.examples, recipe.seed, "[evaluation]")
+    candidates = _short_enough(rows.usual, HELD_OUT, encoder, note)
+    usual = draw(candidates, settings.examples, recipe.held_out_seed, "[evaluation]")
     chooses = _count_of(settings.validation or 0, len(usual))
     if settings.validation is not None and not 2 <= chooses <= len(usual) - 2:
         raise FedKSeedError(
@@ -132,7 +133,7 @@ def _draw_further(table: HeldOutSetTable, rows: HeldOutRows, encoder: Encoder, n
     asked = recipe.evaluation.examples
     count = table.examples or ("all" if asked == "all" else min(asked, len(candidates)))
     label, where = int.from_bytes(sha256(table.name.encode()).digest()[:8]), f"[evaluation.sets] {table.name!r}"
-    drawn = draw(candidates, count, recipe.seed, where, label)
+    drawn = draw(candidates, count, recipe.held_out_seed, where, label)
     if len(drawn) < 2:
         raise FedKSeedError(f"{where}: a mean with its error needs 2 examples, {len(drawn)} are there; give it more")
     examples = [example for example, _ in drawn]

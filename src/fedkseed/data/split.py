@@ -130,7 +130,7 @@ def hold_out(rows: Sequence[OwnedRow], recipe: Recipe) -> tuple[list[OwnedRow], 
             )
         chosen = {k for k, row in enumerate(rows) if row.example.category == asked}
     else:
-        order = generator(recipe.seed, Purpose.HOLDOUT).permutation(len(rows))
+        order = generator(recipe.held_out_seed, Purpose.HOLDOUT).permutation(len(rows))
         chosen = set(order[: round(asked * len(rows))].tolist())
     return [rows[k] for k in sorted(chosen)], [row for k, row in enumerate(rows) if k not in chosen]
 

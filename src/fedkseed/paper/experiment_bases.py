@@ -62,8 +62,7 @@ def make_bases(experiment: Experiment, given: Mapping[str, str], public: str | N
     runs = experiment.plan([experiment.first_seed])
     for place, options in experiment.bases.items():
         along = [run.table for run in runs if run.table.get("directions", {}).get("basis") == place]
-        path = Path(filled(place, given))
-        if not along or path.exists():
+        if not along or (path := Path(filled(place, given))).exists():
             continue
         recipe = replace(runs[0], table=merge(along[0], {"model": {"dtype": "float32"}})).recipe(given)
         with border(f"can't make {path.parent}"):

@@ -58,6 +58,7 @@ class Choice:
     axis: str
     seeds: int = 2  # number of seeds of the trials, which are not those of the runs
     recipe: Tree = field(default_factory=dict)  # tables over those of a trial's recipe: what the choice needs not
+    times: Tree = field(default_factory=dict)  # factors of a trial's numbers, as training.rounds = 0.25
 
 
 @dataclass(frozen=True, slots=True)

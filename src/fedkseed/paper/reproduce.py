@@ -41,7 +41,7 @@ from .experiment_bases import (
     require_basis_of_record,
     tiny_place,
 )
-from .experiments import Choice, Experiment, Planned, Tree, fingerprint, merge, options_of, short
+from .experiments import Choice, Experiment, Planned, Tree, fingerprint, merge, options_of, scaled, short
 from .microbenchmarks import MEASURED
 from .outputs import OUTPUTS, DrawFigure, save
 from .results import COMMITS, MEASURES, SHARES, Cell, ResultTable, RunOutcome, group
@@ -144,12 +144,18 @@ def parts(text: str) -> tuple[int, int]:
 
 
 def make_jobs(
-    wanted: Reproduction, *, seeds: Sequence[int] | None = None, fixed: Sequence[Tree] = ({},), over: Tree | None = None
+    wanted: Reproduction,
+    *,
+    seeds: Sequence[int] | None = None,
+    fixed: Sequence[Tree] = ({},),
+    trial_of: Choice | None = None,
 ) -> list[Job]:
-    """The runs of an experiment that agree with a combination of `fixed`, with `over` laid over their recipes."""
+    """The runs of an experiment that agree with a combination of `fixed`, or their trials for a choice."""
     jobs, folder = [], wanted.output / "runs" / wanted.experiment.scale
     for planned in (run for axes in fixed for run in wanted.experiment.plan(seeds, axes)):
-        planned = replace(planned, table=merge(planned.table, over or {}))
+        if trial_of is not None:
+            table = scaled(merge(planned.table, trial_of.recipe), trial_of.times)
+            planned = replace(planned, table=table)
         label = wanted.experiment.label(planned.axes)
         if wanted.only.lower() in label.lower():
             recipe = planned.recipe(wanted.given)
@@ -221,7 +227,7 @@ def _search(wanted: Reproduction, choice: Choice) -> tuple[list[Job], list[Tree]
     """
     experiment = wanted.experiment
     others = [axis for axis in experiment.axes if axis != choice.axis]
-    jobs = make_jobs(wanted, seeds=range(experiment.seeds, experiment.seeds + choice.seeds), over=choice.recipe)
+    jobs = make_jobs(wanted, seeds=range(experiment.seeds, experiment.seeds + choice.seeds), trial_of=choice)
     outcomes = run(jobs, wanted.part, may_fail=True)
     if outcomes is None:
         return jobs, None
@@ -229,7 +235,8 @@ def _search(wanted: Reproduction, choice: Choice) -> tuple[list[Job], list[Tree]
     for job in jobs:
         values = tuple(job.planned.axes[axis] for axis in others)
         by_value = group(by_others.get(values, ()), [choice.axis])
-        changes = {value: [trial.last_change for trial in trials] for (value,), trials in by_value.items()}
+        losses = {value: [trial.searched_loss for trial in trials] for (value,), trials in by_value.items()}
+        changes = {value: [after - before for before, after in pairs] for value, pairs in losses.items()}
         sound = {value: c for value, c in changes.items() if len(c) == choice.seeds and isfinite(sum(c))}
         if not sound:
             raise FedKSeedError(f"{job.label}: no value of {choice.axis} ended with a loss; give it smaller ones")

@@ -11,8 +11,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
-from ..evaluation.statistics import BALANCED, Evaluation, title_of
+from ..evaluation.statistics import BALANCED, Evaluation, named, title_of
 from ..files import write_atomically
+from ..recipe.schema import VALIDATION
 from ..run.round_metrics import METRICS, values
 from ..run.store import Store
 
@@ -104,6 +105,12 @@ class RunOutcome:
     def change(self, done: int) -> float:
         """Change of the held-out loss from the base model, at the last evaluation within `done` rounds."""
         return self.loss[max(d for d in self.loss if d <= done)] - self.loss[0]
+
+    @property
+    def searched_loss(self) -> tuple[float, float]:
+        """The loss before and after by which a search compares runs: on the validation part, where there is one."""
+        losses = self.scores.get(named(VALIDATION, "loss"), self.loss)
+        return losses[0], losses[self.rounds]
 
     @property
     def last_change(self) -> float:

@@ -82,7 +82,7 @@ def write_records(folder: Path, outcomes: Iterable[Recorded], trials: Iterable[R
         for done in sorted(outcome.clock):
             numbers = {name: series.get(done) for name, series in columns.items()}
             rounds.append({"run": outcome.directory.name, "done": done, **numbers})
-    ends = [(outcome, [outcome.loss[0], outcome.loss[outcome.rounds]], recipe) for outcome, recipe in trials]
+    ends = [(outcome, outcome.searched_loss, recipe) for outcome, recipe in trials]
     searched = [{"axes": o.axes, "seed": o.seed, "loss": loss, "recipe": recipe} for o, loss, recipe in ends]
     text = json.dumps({"runs": runs, "searched": searched}, indent=1, ensure_ascii=False)
     write_atomically(folder / RUNS_FILE, text.encode(), 0o666)

@@ -108,6 +108,8 @@ class DataTable(Table):
     max_tokens: Count = 1024  # longer examples are left out; the context of the model, if that is smaller
     # A category, or a share of all rows; for data without the category of the default 0.1.
     held_out: Category | Annotated[float, Field(gt=0, lt=1)] = "summarization"
+    # Of the draw of held-out rows, which runs of several seeds then share; None: the recipe's seed.
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -121,6 +123,8 @@ class DataTable(Table):
     def problems(self) -> Iterator[str]:
         if (self.columns or self.layout) and self.format != "rows":
             yield "columns name the fields of rows, and layout their kind; natural-instructions has its own"
+        if self.seed is not None and self.format != "rows":
+            yield "seed draws held-out rows; natural-instructions has tasks of its own for them"
 
 
 class ClientsTable(Table):
@@ -498,6 +502,11 @@ class Recipe(Table):
         if table.get("secure") is not None and scalars and not parts["clients"].get("backpropagating"):
             parts["directions"] = {"shared": True} | parts["directions"]
         return table | {name: part for name, part in parts.items() if part or name in table}
+
+    @property
+    def held_out_seed(self) -> int:
+        """The seed of the draw of held-out rows."""
+        return self.seed if self.data.seed is None else self.data.seed
 
     def protecting(self, unit: str) -> PrivacyTable | None:
         """[privacy], where it protects this unit."""
