@@ -1,10 +1,13 @@
 """The paper's arithmetic gives the paper's numbers, and the sizes are those that PyTorch and PEFT count."""
 
+from fnmatch import fnmatch
+
 import pytest
 import torch
 from peft import LoraConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fedkseed.models.tail import last_layers
 from fedkseed.paper import byte_counts
 from fedkseed.paper.byte_counts import DATAJUICER, LLAMA, SEEDS, TABLE_3, TITLES, Architecture, trainable
 
@@ -49,3 +52,17 @@ def test_sizes_are_those_that_pytorch_and_peft_count(tied):
         for method, adapter in options.items():
             tuned = get_peft_model(LlamaForCausalLM(config), adapter)
             assert tuned.get_nb_trainable_parameters()[0] == trainable(method, sizes)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_weights_of_the_last_layers_are_those_of_a_model(count):
+    sizes = Architecture(hidden=8, intermediate=12, layers=3, vocabulary=16, attention=8, shared=4, tied=True)
+    config = LlamaConfig(
+        hidden_size=8, intermediate_size=12, num_hidden_layers=3, vocab_size=16, num_attention_heads=2,
+        num_key_value_heads=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    patterns = last_layers(model, count)
+    tuned = [p.numel() for name, p in model.named_parameters() if any(fnmatch(name, each) for each in patterns)]
+    assert trainable("fedkseed", sizes, count) == sum(tuned)
+    assert trainable("fedkseed", sizes) == sum(p.numel() for p in model.parameters())

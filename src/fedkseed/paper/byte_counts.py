@@ -31,11 +31,20 @@ class Architecture:
     tied: bool = False  # whether the embedding and the output layer are one matrix
 
     @property
+    def layer(self) -> int:
+        """Number of weights of a layer."""
+        h = self.hidden
+        return 2 * h * self.attention + 2 * h * self.shared + 3 * h * self.intermediate + 2 * h
+
+    @property
+    def output(self) -> int:
+        """Number of weights of the output layer."""
+        return self.vocabulary * self.hidden
+
+    @property
     def weights(self) -> int:
         """Number of weights, d."""
-        h = self.hidden
-        layer = 2 * h * self.attention + 2 * h * self.shared + 3 * h * self.intermediate + 2 * h
-        return self.vocabulary * h * (1 if self.tied else 2) + self.layers * layer + h
+        return self.output * (1 if self.tied else 2) + self.layers * self.layer + self.hidden
 
 
 DATAJUICER = Architecture(2048, 5504, 24, 32000, 2048, 2048)
@@ -75,19 +84,19 @@ def architecture(model: str) -> Architecture:
         )  # fmt: skip
 
 
-def trainable(method: str, sizes: Architecture) -> int:
-    """Number of weights that a method tunes."""
+def trainable(method: str, sizes: Architecture, last_layers: int | None = None) -> int:
+    """Number of weights that a method tunes, of all layers or of the last ones and the final norm."""
     match method:
         case "fedit" | "fedit-sgd":  # LoRA on the queries' and the values' matrices
-            return sizes.layers * RANK * (2 * sizes.hidden + sizes.attention + sizes.shared)
+            return (last_layers or sizes.layers) * RANK * (2 * sizes.hidden + sizes.attention + sizes.shared)
         case "fedprompt":
             return VIRTUAL_TOKENS * sizes.hidden
         case "fedptuning":  # an embedding, and an MLP of three square layers with biases
             return VIRTUAL_TOKENS * sizes.hidden + 3 * (sizes.hidden**2 + sizes.hidden)
         case "fedkseed-plus":
-            return sizes.vocabulary * sizes.hidden
+            return sizes.output
         case _:
-            return sizes.weights
+            return sizes.weights if last_layers is None else last_layers * sizes.layer + sizes.hidden
 
 
 def kseed(size: int, steps: int = 200, *, importance: bool = False) -> tuple[int, int]:

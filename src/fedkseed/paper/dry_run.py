@@ -51,7 +51,8 @@ def estimate(
     notes = (
         f"All together about {hours:,.1f} hours by {machine if seconds is None else f'{seconds:g} s a step'}; "
         "evaluations and generation not counted.",
-        "A forward pass counts 2 operations a weight and token of the longest examples allowed, a backward pass 4.",
+        "A forward pass counts 2 operations a weight and token of the longest examples allowed, a backward pass 4; "
+        "the layers before the last ones, which a row runs through once, are not counted.",
     )
     return ResultTable(rows, notes)
 
@@ -72,14 +73,17 @@ def _row(
     forward = rounds * cohort * steps * (1 if once else 2 * training.get("probes", 1))
     backward = rounds * cohort * steps if backpropagates else 0
     tokens = table.get("data", {}).get("max_tokens", 1024) * training.get("batch_size", 1)
-    pass_seconds = seconds / 2 if seconds is not None else 2 * sizes.weights * tokens / speed
+    last = table["model"].get("last_layers")
+    used = sizes.weights if last is None else last * sizes.layer + sizes.output  # by a pass
+    pass_seconds = (seconds / 2 if seconds is not None else 2 * sizes.weights * tokens / speed) * used / sizes.weights
     runs: float = experiment.seeds
     if choice := experiment.choice:  # the rows of a search share the runs of its best value
         others = {axis: value for axis, value in planned.axes.items() if axis != choice.axis}
-        runs = experiment.seeds / len(experiment.plan([0], others)) + choice.seeds
+        shorter = choice.times.get("training", {}).get("rounds", 1)
+        runs = experiment.seeds / len(experiment.plan([0], others)) + shorter * choice.seeds
     down, up = _bytes_of(method, sizes, table, cohort)
     return {
-        "run": experiment.label(planned.axes), "weights": sizes.weights, "trainable": trainable(method, sizes),
+        "run": experiment.label(planned.axes), "weights": sizes.weights, "trainable": trainable(method, sizes, last),
         "clients a round": cohort, "rounds": rounds, "local steps": steps, "bytes down": down, "bytes up": up,
         "bytes of a run": None if down is None or up is None else (down + up) * cohort * rounds,
         "forward passes": forward, "backward passes": backward, "seeds": experiment.seeds,
@@ -113,4 +117,5 @@ def _bytes_of(method: str, sizes: Architecture, table: Tree, cohort: int) -> tup
         case "ferret":  # chooses the number of coefficients of each tensor during training
             return None, None
         case _:
-            return 4 * trainable(method, sizes), 4 * trainable(method, sizes)
+            size = 4 * trainable(method, sizes, table["model"].get("last_layers"))
+            return size, size
