@@ -15,7 +15,7 @@ export const KEYS = {
   training: "algorithm rounds steps epochs probes batch_size lr eps schedule clip server_lr server wire objective",
   derivatives: "optimizer lr steps schedule checkpointing",
   asynchronous: "buffer concurrency staleness_power max_staleness",
-  peft: "rank alpha targets virtual_tokens",
+  peft: "rank alpha vector targets virtual_tokens",
   evaluation: "every examples validation best patience clients stop_when_diverged max_tokens metrics generated rouge "
     + "max_new_tokens batch_size sets",
   network: "minimum deadline grace attempts patience shards",

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from fedkseed.cli import app
 from fedkseed.evaluation.evaluate import respond
 from fedkseed.evaluation.statistics import paired_change
 from fedkseed.models.load import load_tokenizer
-from fedkseed.models.peft_adapters import attach
+from fedkseed.models.peft_adapters import PATTERNS, attach
 from fedkseed.planning.compare import ROUNDS_AWAY, compare, measure, with_algorithm
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import load_recipe
@@ -30,7 +31,7 @@ OWN = str(Path(__file__).parents[2] / "docs" / "examples" / "strategy.py:median"
 # Learning rates that suit a random model of 60,000 weights: hundreds of times those of a real one.
 LR = {
     "fedkseed": 3e-3, "fedkseed-pro": 3e-3, "fedkseed-plus": 3e-3, "fedkseed-backprop": 3e-3,
-    "fedavg": 0.3, "fedzo": 3e-3, "fedmezo": 3e-3, "fedit": 1e-2,
+    "fedavg": 0.3, "fedzo": 3e-3, "fedmezo": 3e-3, "fedit": 1e-2, "fedunilora": 0.1,
     "fedit-sgd": 3.0, "fedptuning": 3.0, "fedprompt": 30.0, "unlimited-seeds": 3e-3, "uplink-seeds": 3e-3,
     "evofed": 0.01, "decomfl": 1.5e-3, "ferret": 0.05, OWN: 3e-3,
 }  # fmt: skip
@@ -162,7 +163,7 @@ def test_adapters_are_left_as_peft_writes_them_and_the_base_is_not_touched(tmp_p
     assert lora.numpy().tobytes() == state.values.tobytes()
 
 
-@pytest.mark.parametrize("kind", ["lora", "p-tuning", "prompt"])
+@pytest.mark.parametrize("kind", PATTERNS)
 def test_answers_do_not_depend_on_the_prompts_beside_them(kind, model_folder):
     tokenizer, model = load_tokenizer(str(model_folder)), tiny_llama()
     for p in model.parameters():
@@ -188,7 +189,7 @@ def test_nothing_large_is_written_when_nobody_wants_it(tmp_path, model_folder, d
     assert not (tmp_path / "run/model").exists()
 
 
-@pytest.mark.parametrize("kind", ["lora", "p-tuning", "prompt"])
+@pytest.mark.parametrize("kind", PATTERNS)
 def test_the_same_seed_gives_the_same_adapters_and_the_global_generator_stays(kind):
     with torch.random.fork_rng():
         before = torch.random.get_rng_state()
@@ -201,9 +202,11 @@ def test_the_same_seed_gives_the_same_adapters_and_the_global_generator_stays(ki
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.model_type)
-def test_lora_fits_every_architecture(config):
-    made = attach(AutoModelForCausalLM.from_config(config), "lora", PeftTable(), 0)
-    assert any("lora_A" in name for name, _ in made.named_parameters())
+@pytest.mark.parametrize("kind", ["lora", "uni-lora"])
+def test_lora_fits_every_architecture(config, kind):
+    made = attach(AutoModelForCausalLM.from_config(config), kind, PeftTable(), 0)
+    patterns = PATTERNS[kind]
+    assert any(fnmatch(name, pattern) for name, _ in made.named_parameters() for pattern in patterns)
 
 
 def test_modules_that_are_not_there_are_refused():

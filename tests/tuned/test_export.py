@@ -29,12 +29,13 @@ QUESTION = Example("How many legs has an ant?", "", "A child asks.")
 
 @pytest.fixture(scope="module")
 def runs(finished) -> dict[str, Path]:
-    """A run of K coefficients at full rank, one of low rank, one of all weights, one of LoRA, one of a prompt."""
+    """A run of K coefficients at full rank, of low rank, of all weights, of LoRA, of one vector, and of a prompt."""
     return {
         "hadamard": finished(lr="lr = 3e-3"),
         "separable": finished(family='family = "separable"', lr="lr = 3e-3", tuned='["*proj*"]'),
         "fedavg": finished(algorithm='algorithm = "fedavg"', lr="lr = 1e-2"),
         "fedit": finished(algorithm='algorithm = "fedit"', lr="lr = 1e-2"),
+        "fedunilora": finished(algorithm='algorithm = "fedunilora"', lr="lr = 1e-1"),
         "fedprompt": finished(algorithm='algorithm = "fedprompt"', lr="lr = 1e-1"),
     }
 
@@ -61,7 +62,7 @@ def change(run: Path, tokens: list[int]) -> float:
     return float((logits(opened.load(), tokens) - logits(opened.load_base(), tokens)).abs().max())
 
 
-@pytest.mark.parametrize("way", ["hadamard", "separable", "fedavg", "fedit"])
+@pytest.mark.parametrize("way", ["hadamard", "separable", "fedavg", "fedit", "fedunilora"])
 def test_a_whole_model_has_the_tuned_logits_in_transformers_and_its_losses_in_llama_cpp(way, runs, tmp_path):
     tokens, tuned = prompt(runs[way]), open_tuned(runs[way])
     expected = logits(tuned.load(), tokens)
@@ -85,7 +86,7 @@ def test_a_run_of_coefficients_is_exported_to_the_bit(runs, tmp_path):
     assert Layout(model).digest().hex() == Adapter.load(runs["hadamard"] / "adapter.safetensors").tuned
 
 
-@pytest.mark.parametrize("way", ["separable", "fedit", "fedprompt"])
+@pytest.mark.parametrize("way", ["separable", "fedit", "fedunilora", "fedprompt"])
 def test_peft_gives_the_tuned_logits(way, runs, tmp_path, model_folder):
     tokens, tuned = prompt(runs[way]), open_tuned(runs[way])
     export(tuned, tmp_path / "peft", "peft")
@@ -225,6 +226,7 @@ def test_what_can_not_be_written_is_refused_before_a_model_is_loaded(runs, tmp_p
             export(tuned, tmp_path / "new", **words)
     with pytest.raises(FedKSeedError, match="exists already"):
         export(tuned, tmp_path / "there")
-    with pytest.raises(FedKSeedError, match="'PROMPT_TUNING', which are no change of matrices"):
-        export(open_tuned(runs["fedprompt"]), tmp_path / "new", "lora-gguf")
+    for way, kind in (("fedprompt", "PROMPT_TUNING"), ("fedunilora", "UNILORA")):
+        with pytest.raises(FedKSeedError, match=f"'{kind}', which are no change of matrices"):
+            export(open_tuned(runs[way]), tmp_path / "new", "lora-gguf")
     assert [p.name for p in tmp_path.iterdir()] == ["there"]

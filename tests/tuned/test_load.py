@@ -11,7 +11,7 @@ import torch
 from fedkseed import FedKSeedError
 from fedkseed.data.wording import Wording
 from fedkseed.models.checkpoint import PATTERNED, adapter_config
-from fedkseed.models.peft_adapters import attach, load_adapters
+from fedkseed.models.peft_adapters import PATTERNS, attach, load_adapters
 from fedkseed.recipe.schema import PeftTable
 from fedkseed.run.store import Store
 from fedkseed.tuned.export import export
@@ -179,7 +179,17 @@ def test_adapters_that_are_more_than_their_weights_are_refused(tmp_path, more):
         load_adapters(tiny_llama(), str(described(tmp_path, **more)))
 
 
-@pytest.mark.parametrize("kind", ["lora", "p-tuning", "prompt"])
+@pytest.mark.parametrize(
+    "more",
+    [{"r": 1 << 22}, {"r": -1}, {"r": "8"}, {"r": 65, "peft_type": "UNILORA"}, {"theta_d_length": 1 << 40},
+     {"num_virtual_tokens": 1 << 30}],
+)  # fmt: skip
+def test_adapters_whose_sizes_take_room_are_refused(tmp_path, more):
+    with pytest.raises(FedKSeedError, match="which takes room; up to"):
+        open_tuned(described(tmp_path, **more))
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
 def test_what_peft_writes_is_read(tmp_path, kind):
     adapted = attach(tiny_llama(), kind, PeftTable(targets=["q_proj", "v_proj"]), 1)
     adapted.save_pretrained(tmp_path)

@@ -18,22 +18,30 @@ COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids|causal_mask)$")
 # Parts of models of text and something else, of which the model of text is loaded alone.
 TOWERS = re.compile(r"^(model\.)?(vision|visual|audio|image|multi_?modal|mm_|embed_vision|embed_audio|vq)")
 ADAPTER_KEYS = re.compile(  # that are read; any other must be empty
-    "task_type|base_model_name_or_path|revision|peft_version|auto_mapping|inference_mode|r|lora_alpha|lora_dropout|bias|"
+    "task_type|base_model_name_or_path|revision|peft_version|auto_mapping|inference_mode|lora_alpha|lora_dropout|bias|"
     "fan_in_fan_out|use_rslora|use_dora|lora_bias|ensure_weight_tying|layers_to_transform|megatron_core|token_dim|"
-    "qalora_group_size|num_virtual_tokens|num_transformer_submodules|num_attention_heads|num_layers|encoder_num_layers|"
-    "prompt_tuning_init|encoder_reparameterization_type|encoder_hidden_size|encoder_dropout"
+    "qalora_group_size|num_transformer_submodules|num_attention_heads|num_layers|encoder_num_layers|"
+    "prompt_tuning_init|encoder_reparameterization_type|encoder_hidden_size|encoder_dropout|"
+    "proj_seed|unilora_dropout|init_theta_d_bound|init_weights"
 )
-ADAPTER_CHOICES = {"peft_type": ("LORA", "PROMPT_TUNING", "P_TUNING"), "init_lora_weights": (True, "gaussian")}
+ADAPTER_CHOICES = {
+    "peft_type": ("LORA", "UNILORA", "PROMPT_TUNING", "P_TUNING"),
+    "init_lora_weights": (True, "gaussian"),
+}
 PATTERNED = ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern", "modules_to_save")
 PLAIN = re.compile(r"(\.\*)?[\w.|-]{1,200}", re.ASCII)  # as a regular expression of time linear in the name
 MOST_PATTERNS = 2000  # of one key: peft matches each with the name of each module
+# Ranks, and numbers of one vector: peft makes room for them before it reads a weight.
+SIZES = {"r": 4096, "theta_d_length": 1 << 20, "num_virtual_tokens": 1 << 16}
+MOST_UNI_RANK = 64  # 8 bytes of room for each number of a LoRA: 35 MB in SmolLM2-135M
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:
     """The description of adapters that peft wrote.
 
     Raises:
-        FedKSeedError: its patterns have no bound in time, or peft would do more by it than add the adapters' weights.
+        FedKSeedError: its patterns have no bound in time or its sizes in memory, or peft would do more by it than add
+            the adapters' weights.
     """
     about = read_table(path := folder / ADAPTERS, by_hand=True)
     for key, entry in about.items():
@@ -41,6 +49,9 @@ def adapter_config(folder: Path) -> dict[str, Any]:
             patterns = [*entry] if isinstance(entry, list | dict) else [entry]
             right = len(patterns) <= MOST_PATTERNS and all(isinstance(p, str) and PLAIN.fullmatch(p) for p in patterns)
             takes = f'which may take hours to match; write up to {MOST_PATTERNS:,} names, as ["q_proj"], or ".*q_proj"'
+        elif key in SIZES:
+            most = MOST_UNI_RANK if key == "r" and about.get("peft_type") == "UNILORA" else SIZES[key]
+            right, takes = isinstance(entry, int) and 0 < entry <= most, f"which takes room; up to {most:,} is read"
         else:
             right = ADAPTER_KEYS.fullmatch(key) or entry in ADAPTER_CHOICES.get(key, ())
             takes = "by which peft would do more than add these weights; merge them into their base model with peft"

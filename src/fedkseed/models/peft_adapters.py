@@ -14,29 +14,35 @@ from ..recipe.schema import PeftTable
 from .checkpoint import adapter_config
 from .tail import last_of
 
-PATTERNS = {"lora": ("*lora_*",), "p-tuning": ("*prompt_encoder*",), "prompt": ("*prompt_encoder*",)}
+PATTERNS = {
+    "lora": ("*lora_*",), "uni-lora": ("*unilora_theta_d*",), "p-tuning": ("*prompt_encoder*",),
+    "prompt": ("*prompt_encoder*",),
+}  # fmt: skip
 
 
 def attach(model: nn.Module, kind: str, adapters: PeftTable, seed: int, last: int | None = None) -> nn.Module:
     """Put adapters on a model, so that only they are tuned. The same seed gives the same adapters.
 
     Args:
-        kind: `lora` (Hu et al., 2022), `p-tuning` (Liu et al., 2023; reparameterised by an MLP) or
-            `prompt` (Lester et al., 2021).
-        last: the number of last layers that get a `lora`; None: all.
+        kind: `lora` (Hu et al., 2022), `uni-lora` (Li et al., 2025; each number of a LoRA is one of a single vector,
+            which one is drawn from the seed), `p-tuning` (Liu et al., 2023; reparameterised by an MLP) or `prompt`
+            (Lester et al., 2021).
+        last: the number of last layers that get a `lora` or a `uni-lora`; None: all.
 
     Raises:
         FedKSeedError: peft is not installed, or does not know the architecture.
     """
     peft = _peft()
     tokens: dict[str, Any] = {"task_type": "CAUSAL_LM", "num_virtual_tokens": adapters.virtual_tokens}
-    lora: dict[str, Any] = {"task_type": "CAUSAL_LM", "r": adapters.rank, "lora_alpha": adapters.alpha}
+    transposed = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2
+    lora: dict[str, Any] = {"task_type": "CAUSAL_LM", "r": adapters.rank, "fan_in_fan_out": transposed}
+    lora["target_modules"] = adapters.targets
     if last is not None:
         place, numbers = last_of(model, last)
         lora |= {"layers_to_transform": [*numbers], "layers_pattern": place.rpartition(".")[2]}
-    transposed = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2
     configs = {
-        "lora": lambda: peft.LoraConfig(**lora, fan_in_fan_out=transposed, target_modules=adapters.targets),
+        "lora": lambda: peft.LoraConfig(**lora, lora_alpha=adapters.alpha),
+        "uni-lora": lambda: peft.UniLoraConfig(**lora, proj_seed=seed, theta_d_length=adapters.vector),
         "p-tuning": lambda: peft.PromptEncoderConfig(**tokens, encoder_reparameterization_type="MLP"),
         "prompt": lambda: peft.PromptTuningConfig(**tokens),
     }

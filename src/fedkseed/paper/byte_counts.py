@@ -16,6 +16,7 @@ from ..models.place import find
 FLOAT = INTEGER = 4  # bytes
 RANK = 8  # of LoRA
 VIRTUAL_TOKENS = 20  # of prompts and P-tuning
+VECTOR = 4096  # numbers of Uni-LoRA's one vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ def trainable(method: str, sizes: Architecture, last_layers: int | None = None) 
     match method:
         case "fedit" | "fedit-sgd":  # LoRA on the queries' and the values' matrices
             return (last_layers or sizes.layers) * RANK * (2 * sizes.hidden + sizes.attention + sizes.shared)
+        case "fedunilora":
+            return VECTOR
         case "fedprompt":
             return VIRTUAL_TOKENS * sizes.hidden
         case "fedptuning":  # an embedding, and an MLP of three square layers with biases

@@ -40,8 +40,8 @@ class Algorithm:
         down, up: contents of broadcasts and uploads, in words.
         source: the publication of the algorithm.
         options: further fields of the strategy.
-        tuned: `all` weights, those of the `output` layer, or adapters: `lora`, `p-tuning` or `prompt`; a recipe may
-            name other weights.
+        tuned: `all` weights, those of the `output` layer, or adapters: `lora`, `uni-lora`, `p-tuning` or `prompt`; a
+            recipe may name other weights.
     """
 
     strategy: type[Any]
@@ -173,6 +173,7 @@ ALGORITHMS = {
     "fedmezo": Algorithm(Averaging, TWO, "weights", "weights", "Qin et al., 2024"),
     "fedit": Algorithm(Averaging, ADAM, "LoRA", "LoRA", "Zhang et al., 2023", tuned="lora"),
     "fedit-sgd": Algorithm(Averaging, SGD, "LoRA", "LoRA", "Qin et al., 2024", tuned="lora"),
+    "fedunilora": Algorithm(Averaging, ADAM, "one vector", "one vector", "Li et al., 2025a", tuned="uni-lora"),
     "fedptuning": Algorithm(Averaging, SGD, "prompt encoder", "prompt encoder", "Kuang et al., 2023", tuned="p-tuning"),
     "fedprompt": Algorithm(Averaging, SGD, "prompt", "prompt", "Kuang et al., 2023", tuned="prompt"),
     "unlimited-seeds": Algorithm(Replay, TWO, "all pairs missed", "scalars", "Zelikman et al., 2023",

@@ -215,7 +215,7 @@ RULES: dict[Where, dict[str, Condition]] = {
         "as 'fedkseed'": lambda r, a: _differentiates(r, a) and r.training.objective != "loss",
         "{name} tunes the {got}, which is no part of the last layers: leave [model] last_layers out": lambda r, a: (
             r.model.last_layers
-            and a.tuned not in ("all", "lora")
+            and a.tuned not in ("all", "lora", "uni-lora")
             and ("output layer" if a.tuned == "output" else "input of the first layer")
         ),
         "{name} tunes adapters, and the output layer has none: leave [model] head out": lambda r, a: (

@@ -250,6 +250,7 @@ class PeftTable(Table):
 
     rank: Count = 8  # of LoRA
     alpha: Positive = 16.0  # of LoRA
+    vector: Count = 4096  # numbers of the one vector of Uni-LoRA
     targets: list[str] | None = None  # modules that LoRA adapts; None: peft's choice for the architecture
     virtual_tokens: Count = 20  # of P-tuning and prompt tuning
 

@@ -79,8 +79,9 @@ class TunedModel:
         if self.adapters is None:
             return self.load() if loaded is None else loaded
         about = adapter_config(self.adapters)
-        if about.get("peft_type") != "LORA" or about.get("ensure_weight_tying"):
-            what = "virtual tokens" if about.get("peft_type") != "LORA" else "a change of a matrix that is used twice"
+        matrices = about.get("peft_type") in ("LORA", "UNILORA")
+        if not matrices or about.get("ensure_weight_tying"):
+            what = "a change of a matrix that is used twice" if matrices else "virtual tokens"
             raise FedKSeedError(
                 f"{self.adapters} holds {what}, which can't be merged into weights: export with --format peft, "
                 "or measure it by `fedkseed eval` without --tasks"
