@@ -18,6 +18,7 @@ from fedkseed.models.load import load_model
 from fedkseed.models.loss import batch_loss, checkpointed, graph_loss, output_loss, output_weights
 from fedkseed.strategy import Settings
 from fedkseed.weights import base as module
+from fedkseed.weights import lazy
 from fedkseed.weights.lazy import densify
 from fedkseed.weights.modes import MODES
 from fedkseed.wire.int8 import compact
@@ -88,6 +89,29 @@ def test_the_derivatives_of_every_architecture_are_autograds(config, mode):
     loss, slope = weights.gradient(lambda: graph_loss(again, batch()))
     np.testing.assert_allclose(slope, expected, atol=1e-4 * np.abs(expected).max())
     assert loss == pytest.approx(batch_loss(again, batch()), rel=1e-6)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_matrices_that_are_made_again_in_tiles_have_the_derivatives_of_whole_ones(config, monkeypatch):
+    model = random_model(config)
+    weights = hold(model, POOL, mode="streamed")
+    weights.load(coefficients())
+    loss, expected = weights.gradient(lambda: graph_loss(model, batch()))
+    monkeypatch.setattr(lazy, "TILE", 64)  # two rows of most matrices
+    again, slope = weights.gradient(lambda: graph_loss(model, batch()))
+    assert again == pytest.approx(loss, rel=1e-6)
+    np.testing.assert_allclose(slope, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("storage", ["dense", "Q8_0"])
+def test_no_matrix_of_a_linear_layer_is_kept_for_the_pass_back(storage, model_folder):
+    model = load_model(str(model_folder), storage=storage)
+    weights, kept = hold(model, POOL, mode="streamed"), set[tuple[int, ...]]()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.add(tuple(t.shape)) or t, lambda t: t):
+        weights.gradient(lambda: graph_loss(model, batch()))
+    matrices = {tuple(entry.tensor.shape) for entry in weights.layout.tuned if entry.tensor.ndim == 2}
+    assert kept
+    assert not kept & (matrices | {shape[::-1] for shape in matrices})
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)

@@ -101,24 +101,21 @@ class Pooled(Weights):
     def gradient(self, loss: Callable[[], Tensor]) -> tuple[float, NDArray[np.float64]]:
         """The loss L(w(c)) and its K derivatives Zᵀ∇L by c, shape (K,), from one backward pass.
 
-        The gradient of each tensor is projected on the directions and dropped as soon as it is complete. Weights that
-        the loss depends on are held in the model's type until the pass is over, even where they are streamed.
+        The gradient of a tensor, or of some rows of a streamed one, is projected on the directions and dropped at once.
 
         Raises:
             FedKSeedError: the loss does not depend on the tuned weights.
         """
         slope = np.zeros(self.pool.size)
 
-        def project(number: int, tensor: Tensor) -> None:
-            if tensor.grad is not None:
-                slope[:] += project_pieces([(number, 0, tensor.grad.contiguous())], self.pool)
-                tensor.grad = None
+        def project(number: int, start: int, part: Tensor) -> None:
+            slope[:] += project_pieces([(number, start, part)], self.pool)
 
         with self._trainable(project):
             return backpropagate(loss), slope
 
-    def _trainable(self, on_gradient: Callable[[int, Tensor], None]) -> AbstractContextManager[None]:
-        """Give tuned tensors gradients; `on_gradient` is called with the number and the tensor of each complete one."""
+    def _trainable(self, on_gradient: Callable[[int, int, Tensor], None]) -> AbstractContextManager[None]:
+        """Give tuned tensors gradients; `on_gradient` gets parts: tensor, first position, values."""
         raise NotImplementedError  # each way to hold w(c) has its own
 
     def _shifted(self, direction: int, eps: float) -> NDArray[np.float32]:

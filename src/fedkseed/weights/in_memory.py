@@ -35,7 +35,7 @@ class Written(Pooled):
         """Nothing to do: w(c) is in the model's own memory."""
 
     @contextmanager
-    def _trainable(self, on_gradient: Callable[[int, Tensor], None]) -> Iterator[None]:
+    def _trainable(self, on_gradient: Callable[[int, int, Tensor], None]) -> Iterator[None]:
         parameters = {
             id(parameter): (parameter, entry.number)
             for entry in self.layout.tuned
@@ -43,10 +43,16 @@ class Written(Pooled):
             if (parameter := module._parameters[name]) is not None
         }
         hooks = []
+
+        def use(number: int, parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                on_gradient(number, 0, parameter.grad.contiguous())
+                parameter.grad = None
+
         try:
             for parameter, number in parameters.values():
                 parameter.requires_grad_(True)
-                hooks.append(parameter.register_post_accumulate_grad_hook(partial(on_gradient, number)))
+                hooks.append(parameter.register_post_accumulate_grad_hook(partial(use, number)))
             yield
         finally:
             for hook in hooks:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ..errors import FedKSeedError
@@ -60,13 +61,13 @@ class Workspace:
 
     Attributes:
         before_operation: called before an operation begins to make its tensors.
-        make_leaf: makes a tensor that has a gradient, for operations that are recorded; None: no gradient is wanted.
+        on_gradient: called with a tensor, the position and the gradient of each part of it; None: none is wanted.
         weights: the number of weights of all lazy tensors.
     """
 
     def __init__(self) -> None:
         self.before_operation: Callable[[], None] = lambda: None
-        self.make_leaf: Callable[[Lazy], Tensor] | None = None
+        self.on_gradient: Callable[[Lazy, int, Tensor], None] | None = None
         self.weights = 0
         self._threads = threading.local()  # threads that only read a model do not share its memory
 
@@ -115,14 +116,18 @@ class Lazy(Tensor):
     @property
     def recorded(self) -> bool:
         """Whether the tensor's gradient is wanted."""
-        return self.workspace.make_leaf is not None and torch.is_grad_enabled()
+        return self.workspace.on_gradient is not None and torch.is_grad_enabled()
 
     def values_for(self, beside: Tensor | None = None) -> Tensor:
         """All values, for an operation that may keep them, on the activations `beside`."""
         if isinstance(self.source, UsableWithoutValues):
             return self.source.values(beside)
-        make_leaf = self.workspace.make_leaf
-        return make_leaf(self) if make_leaf is not None and torch.is_grad_enabled() else self.whole()
+        return self.recorded_values() if self.recorded else self.whole()
+
+    def recorded_values(self, rows: list[int] | None = None) -> Tensor:
+        """All values, or these rows, with a gradient."""
+        values: Any = _Values.apply  # its stub has no types
+        return values(_anchor(self), (self,), rows)
 
     @property
     def step(self) -> int:
@@ -135,6 +140,18 @@ class Lazy(Tensor):
         out = self.workspace.borrow((last - first, *self.shape[1:]), self)
         self.source.read([(first * self.shape[1:].numel(), out)])
         return out
+
+    def tiles(self) -> Iterator[tuple[int, int, Tensor]]:
+        """All rows of a matrix, a tile at a time, each with its first row and the row after its last."""
+        for first in range(0, self.shape[0], self.step):
+            last = min(first + self.step, self.shape[0])
+            yield first, last, self.rows(first, last)
+
+    def some(self, rows: Sequence[int]) -> Tensor:
+        """These rows, in the workspace."""
+        table, width = self.workspace.borrow((len(rows), self.shape[1]), self), self.shape[1]
+        self.source.read([(row * width, out) for row, out in zip(rows, table, strict=True)])
+        return table
 
     def __repr__(self, **_: Any) -> str:
         return f"Lazy(shape={tuple(self.shape)}, dtype={self.dtype}, source={type(self.source).__name__})"
@@ -207,23 +224,73 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return functional.linear(x, weight, bias)
     if isinstance(weight.source, UsableWithoutValues):
         return weight.source.linear(x, bias)
-    backward = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
-    if backward or weight.recorded or weight.ndim != 2 or torch.is_autocast_enabled(x.device.type):
-        # may live on, for the backward pass or in autocast's cache
-        return functional.linear(x, weight.values_for(), bias)
+    if weight.ndim != 2 or torch.is_autocast_enabled(x.device.type):
+        return functional.linear(x, weight.values_for(), bias)  # may live on, in autocast's cache
+    if torch.is_grad_enabled() and (weight.recorded or x.requires_grad or (bias is not None and bias.requires_grad)):
+        apply: Any = _Linear.apply  # its stub has no types
+        return apply(x, bias, _anchor(weight), (weight,))
+    return _by_rows(x, weight, bias)
+
+
+def _by_rows(x: Tensor, weight: Lazy, bias: Tensor | None) -> Tensor:
     rows, columns = weight.shape
-    step = weight.step
-    if rows <= step:
+    if rows <= weight.step:
         return functional.linear(x, weight.rows(0, rows), bias)
     flat, out = x.reshape(-1, columns), x.new_empty(*x.shape[:-1], rows)
-    for first in range(0, rows, step):
-        last = min(first + step, rows)
-        part, place = weight.rows(first, last).t(), out.view(-1, rows)[:, first:last]
+    for first, last, tile in weight.tiles():
+        part, place = tile.t(), out.view(-1, rows)[:, first:last]
         if bias is None:
             torch.mm(flat, part, out=place)
         else:
             torch.addmm(bias[first:last], flat, part, out=place)
     return out
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer whose pass back makes the rows of W again, and drops their gradients when they are used."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, anchor: Tensor | None, weight: tuple[Lazy]) -> Tensor:
+        ctx.weight = weight
+        ctx.save_for_backward(*([] if anchor is None else [x]))
+        return _by_rows(x, weight[0], bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] — decorated
+        (weight,), (by_x, by_bias, *_) = ctx.weight, ctx.needs_input_grad
+        rows, saved, total = gradient.reshape(-1, gradient.shape[-1]), ctx.saved_tensors, None
+        for x in saved:
+            for k, part in enumerate(rows.split(weight.step, 1)):
+                start, flat = k * weight.step * weight.shape[1], x.reshape(-1, x.shape[-1])
+                weight.workspace.on_gradient(weight, start, part.t() @ flat)
+        for first, last, tile in weight.tiles() if by_x else ():
+            part = rows[:, first:last] @ tile
+            total = part if total is None else total.float().add_(part)  # 16-bit parts are added in float32
+        by_inputs = None if total is None else total.to(gradient.dtype).view(*gradient.shape[:-1], -1)
+        return by_inputs, rows.sum(0) if by_bias else None, None, None
+
+
+class _Values(torch.autograd.Function):
+    """All values of a lazy tensor, or these rows of a matrix, with a gradient that is used and dropped."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, lazy: tuple[Lazy], rows: list[int] | None) -> Tensor:
+        ctx.lazy, ctx.rows = lazy, rows
+        return lazy[0].whole() if rows is None else lazy[0].some(rows).clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] — decorated
+        (lazy,), whole = ctx.lazy, gradient.contiguous()
+        for row, part in [(0, whole)] if ctx.rows is None else zip(ctx.rows, whole, strict=True):
+            lazy.workspace.on_gradient(lazy, row * part.numel(), part)
+        return None, None, None
+
+
+def _anchor(lazy: Lazy) -> Tensor | None:
+    """A number by which the results of an operation on a lazy tensor depend on it; None: no gradient is wanted."""
+    return torch.zeros((), requires_grad=True) if lazy.recorded else None
 
 
 def addmm(bias: Tensor, x: Tensor, weight: Tensor, **more: Any) -> Tensor:
@@ -250,12 +317,14 @@ def look_up(input: Tensor, weight: Tensor, padding_idx: Any = None, *more: Any, 
     if isinstance(weight, Lazy) and isinstance(weight.source, UsableWithoutValues):
         return weight.source.look_up(input, padding_idx)
     max_norm = more[0] if more else named.get("max_norm")
-    if not isinstance(weight, Lazy) or max_norm is not None or weight.recorded:
+    if not isinstance(weight, Lazy) or max_norm is not None:
         return functional.embedding(input, _with_values(weight), padding_idx, *more, **named)
     used, places = torch.unique(input, return_inverse=True)
-    table = weight.workspace.borrow((used.numel(), weight.shape[1]), weight)
-    weight.source.read([(row * weight.shape[1], out) for row, out in zip(used.tolist(), table, strict=True)])
-    return table[places]
+    rows = used.tolist()
+    if not weight.recorded:
+        return weight.some(rows)[places]
+    padding = rows.index(padding_idx) if padding_idx in rows else None
+    return functional.embedding(places, weight.recorded_values(rows), padding, *more, **named)
 
 
 def _lazies(values: Any) -> Iterator[Lazy]:

@@ -122,26 +122,14 @@ class Streamed(Unwritten):
             self.side_by_side.ask()
 
     @contextmanager
-    def _trainable(self, on_gradient: Callable[[int, Tensor], None]) -> Iterator[None]:
+    def _trainable(self, on_gradient: Callable[[int, int, Tensor], None]) -> Iterator[None]:
         self._install()
         numbers = {id(lazy): entry.number for lazy, entry in zip(self._lazy, self.layout.tuned, strict=True)}
-        tied = {entry.number for entry in self.layout.tuned if len(entry.places) > 1}
-        leaves: dict[int, Tensor] = {}  # of tied tensors, which have one gradient for all their uses
-
-        def make_leaf(lazy: Lazy) -> Tensor:
-            number = numbers[id(lazy)]
-            if (leaf := leaves.get(number)) is None:
-                leaf = lazy.whole().requires_grad_(True)
-                leaf.register_post_accumulate_grad_hook(partial(on_gradient, number))
-                if number in tied:
-                    leaves[number] = leaf
-            return leaf
-
-        self._workspace.make_leaf = make_leaf
+        self._workspace.on_gradient = lambda lazy, start, part: on_gradient(numbers[id(lazy)], start, part)
         try:
             yield
         finally:
-            self._workspace.make_leaf = None
+            self._workspace.on_gradient = None
 
 
 class TunedSource:
