@@ -259,11 +259,11 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] — decorated
         (weight,), (by_x, by_bias, *_) = ctx.weight, ctx.needs_input_grad
-        rows, saved, total = gradient.reshape(-1, gradient.shape[-1]), ctx.saved_tensors, None
-        for x in saved:
+        rows, columns, total = gradient.reshape(-1, gradient.shape[-1]), weight.shape[1], None
+        for x in ctx.saved_tensors:  # none where no gradient by the weights is wanted
             for k, part in enumerate(rows.split(weight.step, 1)):
-                start, flat = k * weight.step * weight.shape[1], x.reshape(-1, x.shape[-1])
-                weight.workspace.on_gradient(weight, start, part.t() @ flat)
+                gradient_part = part.t() @ x.reshape(-1, columns)
+                weight.workspace.on_gradient(weight, k * weight.step * columns, gradient_part)
         for first, last, tile in weight.tiles() if by_x else ():
             part = rows[:, first:last] @ tile
             total = part if total is None else total.float().add_(part)  # 16-bit parts are added in float32
