@@ -42,7 +42,7 @@ from fedkseed.data.batches import Batch
 from fedkseed.models.hidden_states import remember
 from fedkseed.models.load import DTYPES, load_model
 from fedkseed.models.loss import graph_loss
-from fedkseed.models.quantised import BLOCK_TYPES, quantise
+from fedkseed.models.quantised import QUANTISABLE, quantise
 from fedkseed.models.tail import decoder_layers, last_layers
 from fedkseed.planning.memory import Meter
 from fedkseed.randomness import Purpose, generator
@@ -223,7 +223,7 @@ def warm_up(case: Case, device: str) -> None:
             step()
             step()
         return
-    for kind in BLOCK_TYPES if case.storage == "as stored" else (case.storage,):
+    for kind in QUANTISABLE if case.storage == "as stored" else (case.storage,):
         tiny = build(CONFIGS["tiny"], case.dtype)
         model = tiny.to(device) if kind == "dense" else quantise(tiny, kind, device)
         step = METHODS[case.method](model, make_batch(1, 128, device))

@@ -12,8 +12,9 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from fedkseed import FedKSeedError, Pool, hold
+from fedkseed.directions.numba_cpu.gguf import LAYOUTS
 from fedkseed.models.load import load_model
-from fedkseed.models.quantised import BLOCK_TYPES, Blocks, quantise, widened
+from fedkseed.models.quantised import PLAIN, QUANTISABLE, Blocks, has_kernel, quantise, widened
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.start_and_resume import start
 from fedkseed.weights.adapter import Adapter
@@ -75,42 +76,59 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of several types of blocks, one of which has no kernel of ours."""
-    path, model = tmp_path_factory.mktemp("gguf") / "tiny.gguf", llama()
-    writer = gguf.GGUFWriter(path, "llama")
+def write_llama(path: Path, *kinds: gguf.GGMLQuantizationType) -> Path:
+    """A file of a Llama, its matrices in these types of blocks by turns."""
+    model, writer = llama(), gguf.GGUFWriter(path, "llama")
     sizes = {
         "block_count": 2, "context_length": 128, "embedding_length": 64, "feed_forward_length": 96, "head_count": 4,
         "head_count_kv": 2, "layer_norm_rms_eps": 1e-6, "rope_dimension_count": 16,
     }  # fmt: skip
     describe(writer, sizes)
-    kinds = [KIND.Q8_0, KIND.Q4_0, KIND.Q4_1, KIND.Q5_0]
     for number, (name, tensor) in enumerate(model.named_parameters()):
         values = tensor.numpy()
         if ".q_proj." in name or ".k_proj." in name:
             values = interleaved(values, 4 if ".q_proj." in name else 2)
         if values.ndim == 2:
-            kind = kinds[number % 4]
-            writer.add_tensor(gguf_name(name), gguf.quantize(values, kind), raw_dtype=kind)
+            kind = kinds[number % len(kinds)]
+            by_hand = np.zeros(gguf.quant_shape_to_byte_shape(values.shape, kind), np.uint8)  # of what gguf can't write
+            raw = by_hand if kind == KIND.Q8_1 else gguf.quantize(values, kind)
+            writer.add_tensor(gguf_name(name), raw, raw_dtype=kind)
         else:
             writer.add_tensor(gguf_name(name), values)
     finish(writer)
     return path
 
 
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of several types of blocks, and of plain numbers of 16 bits."""
+    kinds = KIND.Q8_0, KIND.Q4_0, KIND.Q4_1, KIND.Q5_0, KIND.BF16, KIND.F16
+    return write_llama(tmp_path_factory.mktemp("gguf") / "tiny.gguf", *kinds)
+
+
+def random_blocks(kind: str, rows: int, columns: int) -> np.ndarray:
+    """Bytes of all values, and float16 numbers of all sizes; 0, −0, the smallest and the largest among them."""
+    rng = np.random.default_rng(len(kind) + columns)
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    finite = bits[bits & 0x7C00 != 0x7C00]
+    if kind in PLAIN:
+        return rng.choice(finite, (rows, columns)).view(np.uint8)
+    layout = LAYOUTS[kind]
+    raw = rng.integers(0, 256, (rows * columns // layout.weights, layout.size), np.uint8)
+    for first in (layout.d, layout.d + 2) if layout.m else (layout.d,):
+        halves = rng.choice(finite, len(raw))
+        halves[:6] = 0, 0x8000, 1, 0x8001, 0x3FF, 0x7BFF
+        raw[:, first : first + 2] = halves.view(np.uint8).reshape(-1, 2)
+    return raw.reshape(rows, -1)
+
+
 @pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q6_K"])
+@pytest.mark.parametrize("kind", [*LAYOUTS, *PLAIN])
 def test_blocks_are_read_as_the_library_reads_them(kind, dtype):
-    rng = np.random.default_rng(0)
-    rows, columns = (500, 64) if kind != "Q6_K" else (4, 512)
-    if kind == "Q6_K":  # the library writes no blocks of this type: any bytes with a finite scale are some
-        raw = rng.integers(0, 60, (rows, columns // 256 * 210)).astype(np.uint8)
-    else:
-        values = (rng.normal(size=(rows, columns)) * 10.0 ** rng.integers(-9, 4, (rows, 1))).astype(np.float32)
-        values[3] = 0
-        raw = gguf.quantize(values, KIND[kind])
-    want = torch.from_numpy(gguf.dequantize(raw, KIND[kind])).to(dtype)
+    rows, columns = 40, 768
+    raw, type_ = random_blocks(kind, rows, columns), KIND[kind]
+    with np.errstate(over="ignore"):
+        want = torch.from_numpy(gguf.dequantize(raw, type_)).to(dtype)
     blocks = Blocks(raw, kind, (rows, columns), dtype)
     whole, parts = torch.empty(rows, columns, dtype=dtype), torch.empty(rows, columns, dtype=dtype)
     blocks.read([(0, whole)])
@@ -118,9 +136,8 @@ def test_blocks_are_read_as_the_library_reads_them(kind, dtype):
     bits = {4: torch.int32, 2: torch.int16}[whole.element_size()]
     assert torch.equal(whole.view(bits), want.view(bits))
     assert torch.equal(parts.view(bits), want.view(bits))
-    if kind in BLOCK_TYPES:  # what other devices use
-        plain = widened(torch.from_numpy(raw).view(-1, raw.shape[1] * 32 // columns), kind).view(rows, columns)
-        assert torch.equal(plain.to(dtype).view(bits), want.view(bits))
+    plain = widened(torch.from_numpy(raw[5:9]), kind)  # what other devices use
+    assert torch.equal(plain.to(dtype).view(bits), want[5:9].view(bits))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -174,8 +191,11 @@ def test_a_quantised_base_is_tuned_like_its_dequantised_self(file, family, dtype
     assert found[0][0] != found[0][1]
 
 
-def test_blocks_without_a_kernel_are_read_in_and_out_of_inference_mode(file):
-    model = load_model(str(file), "float32", "as stored")  # some of its tensors are Q5_0
+def test_blocks_without_a_kernel_are_read_in_and_out_of_inference_mode_and_said_to_be_slow(tmp_path):
+    path = write_llama(tmp_path / "slow.gguf", KIND.MXFP4, KIND.Q8_0)
+    assert not has_kernel("MXFP4")
+    with pytest.warns(UserWarning, match=r"8 matrices of type MXFP4 have no kernel: reading them takes about \S+ s in"):
+        model = load_model(str(path), "float32", "as stored")
     loss = loss_of(model)
     before = loss()
     weights = hold(model, Pool(3, 32, "hadamard"))
@@ -185,7 +205,13 @@ def test_blocks_without_a_kernel_are_read_in_and_out_of_inference_mode(file):
     assert weights.digest() == tuned
 
 
-@pytest.mark.parametrize("kind", BLOCK_TYPES)
+def test_blocks_that_nothing_here_reads_are_refused(tmp_path):
+    path = write_llama(tmp_path / "unknown.gguf", KIND.Q8_1)
+    with pytest.raises(FedKSeedError, match="matrices of type Q8_1, which is not read here; take a file of"):
+        load_model(str(path), "float32", "as stored")
+
+
+@pytest.mark.parametrize("kind", QUANTISABLE)
 def test_a_dense_model_is_quantised_while_it_is_loaded(kind):
     model, dense = quantise(llama(), kind), llama()
     for name, t in dense.named_parameters():

@@ -21,12 +21,12 @@ from .checkpoint import require_dense, require_used, settle_ties
 from .gguf_config import gguf_config
 from .gguf_header import read_once, require_sane
 from .place import ModelSource, find, require_there
-from .quantised import BLOCK_TYPES, empty_model, load_gguf, names_in_file, quantise
+from .quantised import QUANTISABLE, empty_model, load_gguf, names_in_file, quantise
 
 MOST_LAYERS = 10_000  # the deepest language models have some 130
 MOST_MISSING = 2  # times a file's numbers a model may have: up to that, loading names the weights that are missing
 MOST_BUFFERS = 1 << 28  # bytes of tables that a model computes, beyond the size of its files: GPT-2's have 12 MB
-STORAGES = ("dense", "as stored", *BLOCK_TYPES)
+STORAGES = ("dense", "as stored", *QUANTISABLE)
 # How far other last tokens may move the logits before them, as a share of the logits' spread: those of untrained BERTs
 # of 2 and 6 layers move by 0.02 and 0.8, of eight causal families by exactly 0, in float32 and bfloat16.
 MOST_MOVED = 0.005

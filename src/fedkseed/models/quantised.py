@@ -7,7 +7,9 @@ file is memory-mapped as it is; any other model can be quantised while it is loa
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import Any, cast
+from warnings import catch_warnings, simplefilter, warn
 
 import gguf
 import numpy as np
@@ -23,7 +25,8 @@ from ..weights.lazy import TILE, Lazy, Workspace
 from .checkpoint import require_none_unused
 from .gguf_config import FACTORS, architecture_of, gguf_config
 
-BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1")  # what a dense model can be quantised to; 8.5, 4.5 and 5 bits a weight
+QUANTISABLE = ("Q8_0", "Q4_0", "Q4_1")  # what a dense model can be quantised to; 8.5, 4.5 and 5 bits a weight
+PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16}  # types of GGUF that are PyTorch's own
 
 
 class Blocks:
@@ -33,55 +36,80 @@ class Blocks:
         raw: uint8, a row of blocks a row of the matrix.
         kind: the name of GGUF's type, `Q4_1` say.
         dtype: the type of the weights it is read as; float32 values are rounded once to it.
-        device: where it is kept and read. Types without a kernel are read on the CPU.
+        device: where it is kept and read. Types without a kernel are kept and read on the CPU.
     """
 
     def __init__(
         self, raw: NDArray[np.uint8], kind: str, shape: Sequence[int], dtype: torch.dtype, device: str = "cpu"
     ) -> None:
-        self.raw, self.kind = raw, kind
-        self.shape, self.dtype = torch.Size(shape), dtype
+        self.kind, self.shape, self.dtype = kind, torch.Size(shape), dtype
         self.device = torch.empty(0, device=device).device  # with its number, as cuda:0 for cuda
-        if self.device.type != "cpu" and kind in BLOCK_TYPES:
-            self.on_device = torch.from_numpy(np.array(raw)).to(self.device)
+        with catch_warnings():
+            simplefilter("ignore", UserWarning)  # a mapped file can't be written to, which PyTorch tells once
+            in_file = torch.from_numpy(raw).contiguous()
+        self.raw = in_file.to(self.device) if has_kernel(kind) else in_file
 
     def read(self, parts: Sequence[tuple[int, Tensor]]) -> None:
-        from ..directions.numba_cpu import gguf as kernels
+        from ..directions.numba_cpu.gguf import LAYOUTS, dequantise
 
-        on_device, columns = self.device.type != "cpu", self.shape[1]
-        if self.kind in BLOCK_TYPES and not on_device and self.raw.flags.c_contiguous:
-            width, first = self.raw.shape[1], self.raw.ctypes.data
+        (_, width), columns, first = self.raw.shape, self.shape[1], self.raw.data_ptr()
+        if self.kind in LAYOUTS and self.device.type == "cpu":
             places = ((first + start // columns * width, out) for start, out in parts)
-            jobs = [(place, out.data_ptr(), out.numel() // kernels.BLOCK) for place, out in places]
-            kernels.dequantise(jobs, self.kind, self.dtype)
+            dequantise([(place, out.data_ptr(), out.numel()) for place, out in places], self.kind, self.dtype)
             return
         for start, out in parts:
-            rows = slice(start // columns, (start + out.numel()) // columns)
-            if self.kind in BLOCK_TYPES and on_device:
-                values = widened(self.on_device[rows].reshape(-1, kernels.BYTES[self.kind]), self.kind)
+            rows = self.raw[start // columns : (start + out.numel()) // columns]
+            if has_kernel(self.kind):
+                weights = widened(rows, self.kind)
             else:
-                values = torch.from_numpy(gguf.dequantize(self.raw[rows], gguf.GGMLQuantizationType[self.kind]))
-            out.copy_(values.view(out.shape))
+                weights = torch.from_numpy(gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType[self.kind]))
+            if 4 not in (weights.itemsize, out.itemsize) and weights.dtype != out.dtype:
+                weights = weights.float()  # PyTorch is several times slower from one 16-bit type to another
+            out.copy_(weights.view(out.shape))
 
 
-def widened(blocks: Tensor, kind: str) -> Tensor:
-    """Blocks (n, bytes) as float32 (n, 32), by plain PyTorch operations; `numba_cpu/gguf.py` has the formulas."""
+def has_kernel(kind: str) -> bool:
+    """Whether a type is read about as fast as a copy is made; others take some hundred times as long."""
+    from ..directions.numba_cpu.gguf import LAYOUTS
+
+    return kind in LAYOUTS or kind in PLAIN
+
+
+def widened(rows: Tensor, kind: str) -> Tensor:
+    """Rows of blocks as rows of weights, in float32 or in a type of PLAIN: plain PyTorch operations on any device."""
+    from ..directions.numba_cpu.gguf import LAYOUTS, Integers
+
+    if kind in PLAIN:
+        return rows.view(PLAIN[kind])
+    layout = LAYOUTS[kind]
+    blocks = rows.reshape(-1, layout.size)
+
+    def integers(of: Integers) -> Tensor:
+        total = torch.zeros((), dtype=torch.int16, device=blocks.device)
+        for byte, shift, count, place in of.parts:
+            picked = blocks[:, torch.from_numpy(byte).to(blocks.device)].short()
+            total = total | (picked >> torch.from_numpy(shift).to(picked) & (1 << count) - 1) << place
+        if of.table:
+            total = torch.tensor(of.table, device=blocks.device)[total.int()]
+        return ((total ^ 128) - 128 if of.signed else total - of.minus).float()
 
     def half(first: int) -> Tensor:
         return blocks[:, first : first + 2].contiguous().view(torch.float16).float()
 
-    if kind == "Q8_0":
-        return blocks[:, 2:].contiguous().view(torch.int8).float() * half(0)
-    pairs = blocks[:, -16:]
-    quants = torch.cat([pairs & 15, pairs >> 4], 1).float()
-    return (quants - 8) * half(0) if kind == "Q4_0" else quants * half(0) + half(2)
+    q, scales = integers(layout.q).view(len(blocks), layout.group_count, -1), half(layout.d)
+    plus = [half(layout.d + 2)] if layout.m else []
+    if layout.groups is not None:
+        factors = integers(layout.groups).split(layout.group_count, 1)
+        scales, plus = scales * factors[0], [m * -t for m, t in zip(plus, factors[1:], strict=True)]
+    weights = q * scales[:, :, None]
+    return sum((m[:, :, None] for m in plus), weights).view(len(rows), -1)
 
 
 def quantise(model: nn.Module, kind: str, device: str = "cpu") -> nn.Module:
     """Quantise the matrices of a model, in place; tensors that are no matrix of whole blocks stay as they are.
 
     Args:
-        kind: one of BLOCK_TYPES.
+        kind: one of QUANTISABLE.
         device: where the model goes.
     """
     type_, workspace, quantised = gguf.GGMLQuantizationType[kind], Workspace(), dict[int, Lazy]()
@@ -120,6 +148,7 @@ def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu", config: Any =
         if tensor.name in names:
             tensors[names[tensor.name]] = _read(tensor, processor, dtype, workspace, device)
     _fill(model, tensors, path)
+    _warn_of_slow_types(list(tensors.values()), path)
     return moved(model, device)
 
 
@@ -165,14 +194,40 @@ def row_order(processor: Any, name: str, count: int) -> NDArray[np.int64] | None
 def _read(tensor: Any, processor: Any, dtype: torch.dtype, workspace: Workspace, device: str) -> Tensor:
     """One tensor of a file: lazy if it is a quantised matrix whose rows stay whole, else dense."""
     kind, shape = tensor.tensor_type.name, [int(size) for size in reversed(tensor.shape)]
-    if kind not in ("F32", "F16", "BF16", "F64") and len(shape) == 2:
+    if kind not in ("F32", "F64") and len(shape) == 2:
         order = row_order(processor, tensor.name, shape[0])
         if order is not None:
-            raw = tensor.data if np.array_equal(order, np.arange(shape[0])) else tensor.data[order]
-            return Lazy(Blocks(raw, kind, shape, dtype, device), workspace)
+            rows = tensor.data if np.array_equal(order, np.arange(shape[0])) else tensor.data[order]
+            return Lazy(Blocks(rows.view(np.uint8), kind, shape, dtype, device), workspace)
     values = gguf.dequantize(tensor.data, tensor.tensor_type)
     dense = np.array(processor.process(weights=values, name=tensor.name).weights, order="C")
     return torch.from_numpy(dense).to(dtype)
+
+
+def _warn_of_slow_types(tensors: Sequence[Tensor], path: Path) -> None:
+    """Say how long a forward pass spends on matrices of types without a kernel, by one tile of each type.
+
+    Raises:
+        FedKSeedError: the `gguf` package doesn't read a type either.
+    """
+    by_kind: dict[str, list[Lazy]] = {}
+    for tensor in tensors:
+        if isinstance(tensor, Lazy) and not has_kernel(kind := cast(Blocks, tensor.source).kind):
+            by_kind.setdefault(kind, []).append(tensor)
+    seconds, other = 0.0, "take a file of other types, as Q4_K_M has"
+    for kind, (one, *more) in by_kind.items():
+        begin, rows = perf_counter(), min(one.step, len(one))
+        try:
+            tile = one.rows(0, rows)
+        except NotImplementedError as error:
+            raise FedKSeedError(f"it has matrices of type {kind}, which is not read here; {other}") from error
+        seconds += (perf_counter() - begin) / tile.numel() * sum(tensor.numel() for tensor in (one, *more))
+    if by_kind:
+        warn(
+            f"{path}: {sum(map(len, by_kind.values()))} matrices of type {' and '.join(by_kind)} have no kernel: "
+            f"reading them takes about {seconds:.2g} s in each forward pass; {other}, or storage = 'dense'",
+            stacklevel=2,
+        )
 
 
 def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:

@@ -6,6 +6,7 @@ A second opinion on the documents: what is computed here is computed as the page
 import hashlib
 import json
 import math
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -335,19 +336,58 @@ def digest_of(tensors: Sequence[tuple[str, str, Sequence[int], bytes]]) -> str:
 
 def weights_of(kind: str, blocks: bytes) -> NDArray[np.float32]:
     """The weights of quantised blocks."""
-    size, found = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}[kind], []
+    n, size, halves, of_q, of_groups, count = TYPES[kind]
+    found = list[np.float32]()
     for at in range(0, len(blocks), size):
         block = blocks[at : at + size]
-        d, m = (np.frombuffer(block, "<f2", 1, place)[0].astype(np.float32) for place in (0, 2))
-        four = [byte & 15 for byte in block[-16:]] + [byte >> 4 for byte in block[-16:]]
-        match kind:
-            case "Q8_0":
-                found += [np.float32(q) * d for q in np.frombuffer(block, np.int8, 32, 2)]
-            case "Q4_0":
-                found += [np.float32(q - 8) * d for q in four]
-            case _:
-                found += [np.float32(q) * d + m for q in four]
+        d, *m = np.frombuffer(block[halves[0] : halves[-1] + 2], "<f2").astype(np.float32)
+        groups = six(block) if of_groups == "six" else integers_of(block, of_groups, count * len(halves))
+        s, t = (np.array(of, np.float32) for of in (groups[:count], groups[count:]))
+        for i, q in enumerate(integers_of(block, of_q, n)):
+            weight, g = np.float32(CURVE[q] if kind.startswith("IQ4") else q), i * count // n
+            weight *= d * s[g] if count else d
+            found.append(weight - m[0] * t[g] if m and count else weight + m[0] if m else weight)
     return np.array(found, np.float32)
+
+
+def integers_of(block: bytes, formula: str, count: int) -> list[int]:
+    """The integers of a block, by the table's formula: terms such as 16 · 1@2:1, then what is subtracted."""
+    if not count:
+        return []
+    terms, _, less = formula.partition(" − ")
+    found = [-int(less or 0)] * count
+    for term in terms.split(" + "):
+        times, _, place = term.rpartition(" · ")
+        width, at, run = (int(number) for number in re.split("[@:]", place.removeprefix("signed ")))
+        for i in range(count):
+            byte = block[at + i // (run * (8 // width)) * run + i % run]
+            number = byte >> width * (i // run % (8 // width)) & (1 << width) - 1
+            found[i] += int(times or 1) * (number - 256 if place.startswith("signed") and number > 127 else number)
+    return found
+
+
+def six(block: bytes) -> list[int]:
+    """The eight s and then the eight t of Q4_K and Q5_K."""
+    a, b, c = block[4:8], block[8:12], block[12:16]
+    s = [x & 63 for x in a] + [z & 15 | x >> 6 << 4 for x, z in zip(a, c, strict=True)]
+    return s + [y & 63 for y in b] + [z >> 4 | y >> 6 << 4 for y, z in zip(b, c, strict=True)]
+
+
+CURVE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+TYPES = {  # weights and bytes of a block, places of d and m, q, s and t, groups
+    "Q4_0": (32, 18, [0], "4@2:16 − 8", "", 0),
+    "Q4_1": (32, 20, [0, 2], "4@4:16", "", 0),
+    "Q5_0": (32, 22, [0], "4@6:16 + 16 · 1@2:1 − 16", "", 0),
+    "Q5_1": (32, 24, [0, 2], "4@8:16 + 16 · 1@4:1", "", 0),
+    "Q8_0": (32, 34, [0], "signed 8@2:32", "", 0),
+    "IQ4_NL": (32, 18, [0], "4@2:16", "", 0),
+    "Q2_K": (256, 84, [80, 82], "2@16:32", "4@0:16", 16),
+    "Q3_K": (256, 110, [108], "2@32:32 + 4 · 1@0:32 − 4", "4@96:8 + 16 · 2@104:4 − 32", 16),
+    "Q4_K": (256, 144, [0, 2], "4@16:32", "six", 8),
+    "Q5_K": (256, 176, [0, 2], "4@48:32 + 16 · 1@16:32", "six", 8),
+    "Q6_K": (256, 210, [208], "4@0:64 + 16 · 2@128:32 − 32", "signed 8@192:16", 16),
+    "IQ4_XS": (256, 136, [0], "4@8:16", "4@4:1 + 16 · 2@2:1 − 32", 8),
+}
 
 
 def blocks_of(kind: str, numbers: Sequence[float]) -> bytes:

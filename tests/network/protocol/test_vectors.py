@@ -352,8 +352,9 @@ def test_the_document_has_layout_and_digest():
 def test_the_document_has_the_weights_of_quantised_blocks(vector):
     found = reading.weights_of(vector["type"], bytes.fromhex(vector["blocks"]))
     assert found.tobytes().hex() == vector["float32"]
-    assert found.astype(np.float16).tobytes().hex() == vector["float16"]
-    assert reading.blocks_of(vector["type"], vector["numbers"]).hex() == vector["blocks"]
+    if "numbers" in vector:  # a type that models are quantised to
+        assert found.astype(np.float16).tobytes().hex() == vector["float16"]
+        assert reading.blocks_of(vector["type"], vector["numbers"]).hex() == vector["blocks"]
 
 
 def test_the_document_has_names_and_rows_of_a_gguf_file():

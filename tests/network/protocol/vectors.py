@@ -32,10 +32,11 @@ from fedkseed import Pool, encode
 from fedkseed.data.batches import Encoded, collate, endless_batches
 from fedkseed.data.layouts import Example, Turn
 from fedkseed.data.wording import Wording, cut, packed
+from fedkseed.directions.numba_cpu.gguf import LAYOUTS
 from fedkseed.local.schedules import SCHEDULES, scheduled
 from fedkseed.local.zeroth_order import zeroth_order_steps
 from fedkseed.models.loss import graph_loss
-from fedkseed.models.quantised import BLOCK_TYPES, row_order, widened
+from fedkseed.models.quantised import QUANTISABLE, row_order, widened
 from fedkseed.network.https.task_files import Stub
 from fedkseed.network.protocol.client.recipe_consent import Owner
 from fedkseed.network.protocol.client.task_handler import TaskHandler
@@ -572,12 +573,19 @@ def bits(tensor: torch.Tensor) -> str:
 
 def blocks() -> Iterator[dict[str, Any]]:
     numbers = ((np.arange(64) * 37 % 64 - 20) / 16).astype(np.float32).reshape(2, 32)
-    for kind in BLOCK_TYPES:
+    for kind in QUANTISABLE:
         raw = gguf.quantize(numbers, gguf.GGMLQuantizationType[kind])
         whole = widened(torch.from_numpy(np.array(raw)).view(-1, raw.shape[1]), kind)
         types = {"float32": whole, "bfloat16": whole.bfloat16(), "float16": whole.half()}
         made = {"type": kind, "numbers": numbers.reshape(-1).tolist(), "blocks": raw.tobytes().hex()}
         yield made | {name: bits(value) for name, value in types.items()}
+    for kind, layout in LAYOUTS.items():  # the library writes few of these: any bytes with finite scales are some
+        if kind not in QUANTISABLE:
+            raw = (np.arange(layout.size) * 89 + 17).astype(np.uint8)
+            halves = np.array([0.011, -0.37][: 1 + layout.m], np.float16)
+            raw[layout.d : layout.d + halves.nbytes] = halves.view(np.uint8)
+            weights = gguf.dequantize(raw[None], gguf.GGMLQuantizationType[kind])
+            yield {"type": kind, "blocks": raw.tobytes().hex(), "float32": weights.tobytes().hex()}
 
 
 def gguf_of_a_llama() -> dict[str, Any]:

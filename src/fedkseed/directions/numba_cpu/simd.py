@@ -120,7 +120,7 @@ lane_numbers = _intrinsic(WORDS)(lambda builder: ir.Constant(WORDS.llvm, list(ra
 
 def _spread(kind: Register) -> Any:
     """An intrinsic that puts one number on all lanes."""
-    return _intrinsic(kind, kind.lane)(lambda builder, value: _splat(builder, value, kind.llvm))
+    return _intrinsic(kind, kind.lane)(lambda builder, value: splat(builder, value, kind.llvm))
 
 
 floats, words, wide = _spread(FLOATS), _spread(WORDS), _spread(WIDE)
@@ -130,7 +130,7 @@ def _half(first: int) -> Any:
     """An intrinsic that widens half of the lanes."""
     lanes = range(first, first + LANES // 2)
     return _intrinsic(WIDE, WORDS)(
-        lambda builder, value: builder.zext(_shuffle(builder, value, value, lanes), WIDE.llvm)
+        lambda builder, value: builder.zext(shuffle(builder, value, value, lanes), WIDE.llvm)
     )
 
 
@@ -141,13 +141,13 @@ low_half, high_half = _half(0), _half(LANES // 2)
 def joined(builder, low, high):
     """The low 32 bits of 8 + 8 wide lanes as 16 words."""
     low, high = (builder.bitcast(value, WORDS.llvm) for value in (low, high))
-    return _shuffle(builder, low, high, range(0, 2 * LANES, 2))
+    return shuffle(builder, low, high, range(0, 2 * LANES, 2))
 
 
 def _interleaved(first: int) -> Any:
     """An intrinsic that interleaves half of the lanes of two vectors: a b a b …"""
     lanes = [first + k // 2 + LANES * (k % 2) for k in range(LANES)]
-    return _intrinsic(WORDS, WORDS, WORDS)(lambda builder, a, b: _shuffle(builder, a, b, lanes))
+    return _intrinsic(WORDS, WORDS, WORDS)(lambda builder, a, b: shuffle(builder, a, b, lanes))
 
 
 interleaved_low, interleaved_high = _interleaved(0), _interleaved(LANES // 2)
@@ -177,7 +177,7 @@ def clear(builder, to, count):
 def _loader(to: Any, memory: ir.Type, widened: ir.Type | None = None) -> Any:
     """An intrinsic that reads what is at an address; unsigned numbers may be widened."""
     return _intrinsic(to, types.int64)(
-        lambda builder, address: builder.zext(_load(builder, address, memory), widened or memory)
+        lambda builder, address: builder.zext(load(builder, address, memory), widened or memory)
     )
 
 
@@ -303,7 +303,7 @@ zero_tile = _intrinsic(TILE)(lambda builder: ir.Constant(TILE.llvm, None))
 @_intrinsic(TILE, types.int64, types.int64)
 def take(builder, address, stride):
     """Read a tile from 16 rows of 16 float32, `stride` bytes apart."""
-    return _tile(builder, [_load(builder, row, FLOATS.llvm) for row in _rows(builder, address, stride)])
+    return _tile(builder, [load(builder, row, FLOATS.llvm) for row in _rows(builder, address, stride)])
 
 
 @_intrinsic(TILE, types.int64, types.int64, types.int64)
@@ -311,7 +311,7 @@ def take_swapped(builder, address, stride, s):
     """Read a tile as `take` does, with row k from place k XOR s."""
     places = [builder.xor(s, ir.Constant(s.type, k)) for k in range(ROWS)]
     rows = [builder.add(address, builder.mul(stride, place)) for place in places]
-    return _tile(builder, [_load(builder, row, FLOATS.llvm) for row in rows])
+    return _tile(builder, [load(builder, row, FLOATS.llvm) for row in rows])
 
 
 @_intrinsic(types.void, types.int64, types.int64, TILE)
@@ -366,8 +366,8 @@ def transposed(builder, tile):
         for k in range(ROWS):
             if not k & s:
                 a, b = v[k], v[k + s]
-                v[k] = _shuffle(builder, a, b, [l if not l & s else LANES + l - s for l in range(LANES)])
-                v[k + s] = _shuffle(builder, a, b, [l + s if not l & s else LANES + l for l in range(LANES)])
+                v[k] = shuffle(builder, a, b, [l if not l & s else LANES + l - s for l in range(LANES)])
+                v[k + s] = shuffle(builder, a, b, [l + s if not l & s else LANES + l for l in range(LANES)])
     return _tile(builder, v)
 
 
@@ -388,8 +388,8 @@ def flipped_columns(builder, tile, signs, p):
     shift = builder.sub(top, ir.Constant(WORDS.llvm, [m // 2 for m in range(LANES)]))
     rows = []
     for r, value in enumerate(_vectors(builder, tile)):
-        pair = _load(builder, builder.add(first, ir.Constant(p.type, 8 * r)), ir.IntType(64))
-        words_of_pair = builder.bitcast(_splat(builder, pair, WIDE.llvm), WORDS.llvm)
+        pair = load(builder, builder.add(first, ir.Constant(p.type, 8 * r)), ir.IntType(64))
+        words_of_pair = builder.bitcast(splat(builder, pair, WIDE.llvm), WORDS.llvm)
         rows.append(_flip(builder, value, words_of_pair, shift))
     return _tile(builder, rows)
 
@@ -397,7 +397,7 @@ def flipped_columns(builder, tile, signs, p):
 @_intrinsic(TILE, TILE, types.float32, types.int64, types.int64)
 def plus_signed(builder, tile, c, signs, p):
     """The sum tile + c z over positions p … p + 255 of a block, z = ±1."""
-    c, rows = _splat(builder, c, FLOATS.llvm), _rows(builder, p, ir.Constant(p.type, LANES))
+    c, rows = splat(builder, c, FLOATS.llvm), _rows(builder, p, ir.Constant(p.type, LANES))
     signed = [_flip_at(builder, c, signs, at) for at in rows]
     return _tile(builder, [builder.fadd(*pair) for pair in zip(_vectors(builder, tile), signed, strict=True)])
 
@@ -407,14 +407,14 @@ def _sign_place(builder: Any, signs: Any, p: Any) -> tuple[Any, Any]:
     for first, count, size in ((12, 30, 9), (10, 2, 7)):  # the block, and the word in it
         signs = builder.add(signs, builder.shl(_bits(builder, p, first, count), ir.Constant(p.type, size)))
     shift = builder.trunc(builder.sub(ir.Constant(p.type, 31), _bits(builder, p, 5, 5)), INDEX)
-    return signs, _splat(builder, shift, WORDS.llvm)
+    return signs, splat(builder, shift, WORDS.llvm)
 
 
 def _flip_at(builder: Any, value: Any, signs: Any, p: Any) -> Any:
     """A vector times the signs of positions p … p + 15."""
     address, shift = _sign_place(builder, signs, p)
     lane = builder.shl(_bits(builder, p, 0, 5), ir.Constant(p.type, 2))
-    return _flip(builder, value, _load(builder, builder.add(address, lane), WORDS.llvm), shift)
+    return _flip(builder, value, load(builder, builder.add(address, lane), WORDS.llvm), shift)
 
 
 def _bits(builder: Any, p: Any, first: int, count: int) -> Any:
@@ -441,15 +441,15 @@ def _tile(builder: Any, vectors: list[Any]) -> Any:
     return tile
 
 
-def _load(builder: Any, address: Any, kind: ir.Type) -> Any:
+def load(builder: Any, address: Any, kind: ir.Type) -> Any:
     return builder.load(builder.inttoptr(address, kind.as_pointer()), typ=kind, align=1)
 
 
-def _shuffle(builder: Any, a: Any, b: Any, lanes: Any) -> Any:
+def shuffle(builder: Any, a: Any, b: Any, lanes: Any) -> Any:
     lanes = list(lanes)
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(INDEX, len(lanes)), lanes))
 
 
-def _splat(builder: Any, value: Any, kind: ir.VectorType) -> Any:
+def splat(builder: Any, value: Any, kind: ir.VectorType) -> Any:
     lane = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(INDEX, 0))
-    return _shuffle(builder, lane, lane, [0] * kind.count)
+    return shuffle(builder, lane, lane, [0] * kind.count)
