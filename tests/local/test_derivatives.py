@@ -14,6 +14,7 @@ from fedkseed.local.client import Client
 from fedkseed.local.derivatives import derivative_steps
 from fedkseed.local.optimizers import Optimizer
 from fedkseed.local.work import LocalWork
+from fedkseed.models import loss as losses
 from fedkseed.models.load import load_model
 from fedkseed.models.loss import batch_loss, checkpointed, graph_loss, output_loss, output_weights
 from fedkseed.strategy import Settings
@@ -101,6 +102,22 @@ def test_matrices_that_are_made_again_in_tiles_have_the_derivatives_of_whole_one
     again, slope = weights.gradient(lambda: graph_loss(model, batch()))
     assert again == pytest.approx(loss, rel=1e-6)
     np.testing.assert_allclose(slope, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_logits_in_slices_have_the_derivatives_of_all_at_once(config, monkeypatch):
+    model = random_model(config)
+    weights = hold(model, POOL)
+    weights.load(coefficients())
+    loss, expected = weights.gradient(lambda: graph_loss(model, batch()))
+    counts, of_logits = [], losses._losses
+    monkeypatch.setattr(losses, "_losses", lambda *parts: counts.append(parts[1].numel()) or of_logits(*parts))
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 1)
+    again, slope = weights.gradient(lambda: with_checkpoints(model))
+    assert (max(counts), sum(counts)) == (4, 2 * 2 * 7)  # seven positions of two rows, two at a time, twice
+    assert again == pytest.approx(loss, rel=1e-6)
+    np.testing.assert_allclose(slope, expected, atol=1e-5 * np.abs(expected).max())
+    assert not any("forward" in module.__dict__ for module in model.modules())
 
 
 @pytest.mark.parametrize("storage", ["dense", "Q8_0"])

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import takewhile
 from typing import Any, cast
@@ -15,17 +15,19 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.generic import ModelOutput
 
 from ..data.batches import IGNORED, Batch, Encoded, collate
 from ..data.sources import Example
 from ..errors import FedKSeedError
 from .load import positions
-from .tail import tail_batch, tail_shared
+from .tail import EnoughError, tail_batch, tail_shared
 
 CHECKPOINT_ATTRIBUTE = "_gradient_checkpointing_func"  # the function by which transformers runs a layer
 MIN_SHARED = 8  # tokens at the beginning of all texts, from which on a pass of their own is worth it
 CACHES = ("cache", "past_key_values")  # names of a cache, from and until transformers 5.24
 LOGITS_AT_ONCE = 1 << 20  # logits whose losses are computed together
+SLICES = 4  # at most, of logits with a graph: one takes with its gradients what a pass without a graph takes for all
 
 
 def response_logits(model: nn.Module, batch: Batch, cache: DynamicCache | None = None) -> tuple[Tensor, Tensor]:
@@ -48,11 +50,64 @@ def response_logits(model: nn.Module, batch: Batch, cache: DynamicCache | None =
 
 def token_losses(model: nn.Module, batch: Batch, cache: DynamicCache | None = None) -> tuple[Tensor, Tensor]:
     """Losses of the tokens from the first response token on, and a mask of those that count; both (B, T')."""
+    again = torch.is_grad_enabled() and any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
+    if cache is None and again and (losses := _losses_in_slices(model, batch)) is not None:
+        return losses, (batch.labels[:, -losses.shape[1] :] != IGNORED).to(losses.device)
     predictions, labels = response_logits(model, batch, cache)
     # Some positions at a time: float32 copies of all logits would be the peak of memory in a 4-bit model.
     step = max(1, LOGITS_AT_ONCE // (predictions.shape[0] * predictions.shape[2]))
     parts = zip(predictions.split(step, 1), labels.split(step, 1), strict=True)
     return torch.cat([_losses(logits, tokens) for logits, tokens in parts], 1), labels != IGNORED
+
+
+def _losses_in_slices(model: Any, batch: Batch) -> Tensor | None:
+    """The losses of `token_losses` with a graph that keeps no logits: a pass back makes them again, slice by slice.
+
+    None for few logits, and for a model that does not say which part of it makes the last hidden states.
+    """
+    parts: Any = (getattr(model, f"get_{part}", lambda: None)() for part in ("output_embeddings", "decoder"))
+    head, decoder = parts
+    if decoder in (None, model) or not hasattr(head, "weight") or has_virtual_tokens(model):
+        return None
+    count = needed(batch.labels) - 1
+    step = max(LOGITS_AT_ONCE // (len(batch.labels) * len(head.weight)), -(-count // SLICES))
+    if step >= count:
+        return None
+    device, outputs = next(model.parameters()).device, list[ModelOutput]()
+
+    def end(_: Any, __: Any, output: Any) -> None:
+        if isinstance(output, ModelOutput):
+            outputs.append(output)
+            raise EnoughError
+
+    with suppress(EnoughError), tail_batch(model, batch), decoder.register_forward_hook(end):
+        model(input_ids=batch.tokens.to(device), attention_mask=batch.mask.to(device), use_cache=False)
+    if not outputs:
+        return None
+
+    kind, states = type(outputs[0]), cast(Any, outputs.pop()).last_hidden_state
+
+    def slice_losses(states: Tensor, labels: Tensor) -> Tensor:
+        """The model itself makes the logits, with its scales and caps."""
+        with _returning(decoder, kind(last_hidden_state=states)):
+            return _losses(model(input_ids=batch.tokens.to(device), use_cache=False).logits, labels)
+
+    parts = zip(states[:, -count - 1 : -1].split(step, 1), batch.labels[:, -count:].split(step, 1), strict=True)
+    again = partial(checkpoint, slice_losses, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([again(part, labels.to(part.device)) for part, labels in parts], 1)
+
+
+@contextmanager
+def _returning(part: nn.Module, output: Any) -> Iterator[None]:
+    """Let a part of a model return this output without running."""
+    before = part.__dict__.get("forward")
+    part.forward = lambda *_, **__: output
+    try:
+        yield
+    finally:
+        del part.forward
+        if before is not None:
+            part.forward = before
 
 
 def _losses(predictions: Tensor, labels: Tensor) -> Tensor:
@@ -74,7 +129,7 @@ def graph_losses(model: nn.Module, batch: Batch, cache: DynamicCache | None = No
 
 @contextmanager
 def checkpointed(model: nn.Module) -> Iterator[None]:
-    """Make forward passes keep the inputs of layers only; a backward pass runs each layer forward once more.
+    """Make forward passes keep the inputs of layers only, and no logits; a pass back runs each forward once more.
 
     Layers recompute only in training mode. They leave it while they run, so that there is no dropout.
     """

@@ -242,7 +242,7 @@ class DerivativesTable(Table):
     lr: Positive = 1e-5
     steps: Count | None = None  # default: [training] steps
     schedule: Literal["constant", "linear", "cosine"] | None = None  # default: [training] schedule
-    checkpointing: bool = False  # less memory for activations and a third more time: layers run forward twice
+    checkpointing: bool = False  # less memory and half more time: layers, and logits in slices, are made twice
 
 
 class PeftTable(Table):
