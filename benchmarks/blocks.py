@@ -3,7 +3,7 @@
     python benchmarks/blocks.py [--tokens 128] [--repeats 20] [--json] [--out FILE]
 
 One thread, float32; random bytes with scales of 0.01. The tile has 2^20 weights, the layer 8,960 x 1,536, as those of
-Qwen2.5-1.5B. Each is the least of `repeats` passes over all types, which take turns. --out writes the table as Markdown.
+Qwen2.5-1.5B. Each is the least of `repeats` passes over all types, in turns. --out writes the table as Markdown.
 """
 
 from functools import partial
