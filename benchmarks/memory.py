@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import repeat
@@ -32,7 +33,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, logging
 
 from factored import adapted, lora_step
@@ -41,7 +42,7 @@ from fedkseed import Pool
 from fedkseed.data.batches import Batch
 from fedkseed.models.hidden_states import remember
 from fedkseed.models.load import DTYPES, load_model
-from fedkseed.models.loss import graph_loss
+from fedkseed.models.loss import checkpointed, graph_loss
 from fedkseed.models.quantised import QUANTISABLE, quantise
 from fedkseed.models.tail import decoder_layers, last_layers
 from fedkseed.planning.memory import Meter
@@ -73,11 +74,11 @@ def factored(family: str) -> Callable[[nn.Module, Batch], Step]:
     return lambda model, batch: our_step(model, held_factored(model, ("factored", family), 4), batch)
 
 
-def derivatives(family: str, mode: str = "factored") -> Callable[[nn.Module, Batch], Step]:
-    """All K derivatives of a batch."""
+def derivatives(family: str, mode: str = "factored", *, again: bool = False) -> Callable[[nn.Module, Batch], Step]:
+    """All K derivatives of a batch; `again`: with checkpointing."""
 
     def first(model: nn.Module, batch: Batch) -> Step:
-        return gradient_step(model, held_factored(model, (mode, family), 4), batch)
+        return gradient_step(model, held_factored(model, (mode, family), 4), batch, again)
 
     return first
 
@@ -94,8 +95,12 @@ def of_tail(step: Callable[[nn.Module, Pooled, Batch], Step]) -> Callable[[nn.Mo
     return first
 
 
-def gradient_step(model: nn.Module, weights: Pooled, batch: Batch) -> Step:
-    return lambda: weights.gradient(lambda: graph_loss(model, batch))
+def gradient_step(model: nn.Module, weights: Pooled, batch: Batch, again: bool = False) -> Step:
+    def loss() -> Tensor:
+        with checkpointed(model) if again else nullcontext():
+            return graph_loss(model, batch)
+
+    return lambda: weights.gradient(loss)
 
 
 def lora(model: nn.Module, batch: Batch) -> Step:
@@ -120,6 +125,8 @@ METHODS: dict[str, Callable[[nn.Module, Batch], Step]] = {
     "LoRA of rank 8, forward and backward, no optimiser": lora,
     "derivatives, last 3 layers": of_tail(gradient_step),
     "two points, last 3 layers": of_tail(our_step),
+    "derivatives, streamed, hadamard, checkpointing": derivatives("hadamard", "streamed", again=True),
+    "derivatives, factored, separable, checkpointing": derivatives("separable", again=True),
 }
 ALWAYS, FIRST_ORDER, SAFE = tuple(METHODS)[:7], tuple(METHODS)[9:], tuple(METHODS)[7:9]
 # Whole clients, by the algorithm of a recipe; adapters are those of `peft`.
@@ -160,6 +167,7 @@ def cases(methods: list[str], *, is_gguf: bool) -> list[Case]:
     every = [
         *(Case(method, dtype) for method in ALWAYS for dtype in ("bfloat16", "float32")),
         *(Case(way, dtype, kind) for way in STORED for kind in storages for dtype in ("bfloat16", "float32")),
+        *(Case(method, "float32", "Q4_0") for method in FIRST_ORDER if method.endswith("checkpointing")),
         *(Case(method, "bfloat16") for method in SAFE),
         *(Case(method, "float32") for method in FIRST_ORDER),
         *(Case(method, dtype) for method in PRESETS for dtype in ("bfloat16", "float32")),

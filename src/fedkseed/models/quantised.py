@@ -69,7 +69,7 @@ class Blocks:
 
 
 def has_kernel(kind: str) -> bool:
-    """Whether a type is read about as fast as a copy is made; others take some hundred times as long."""
+    """Whether a type is read by a kernel of this package, and not by the package `gguf`."""
     from ..directions.numba_cpu.gguf import LAYOUTS
 
     return kind in LAYOUTS or kind in PLAIN
