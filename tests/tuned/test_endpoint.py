@@ -44,14 +44,18 @@ def run(finished) -> Path:
 @contextmanager
 def served(place: Path, ending: signal.Signals = signal.SIGINT):
     """The address of a server in a process of its own, and its key; it ends as with Ctrl-C."""
-    command = [sys.executable, "-m", "fedkseed", "serve-model", str(place), "--port", "0"]
+    command = [sys.executable, "-X", "faulthandler", "-m", "fedkseed", "serve-model", str(place), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         printed = (re.search(r"(http://127\.0\.0\.1:\d+/v1), key ([\w-]+)", line) for line in process.stdout)
         try:
             yield next(filter(None, printed)).groups()
         finally:
             process.send_signal(ending)
-            process.wait(timeout=60)
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGABRT)  # the process says where its threads are
+                pytest.fail(f"serve-model goes on after {ending.name}: {process.communicate()[1]}")
     assert process.returncode == 130
 
 
