@@ -69,7 +69,7 @@ class Blocks:
 
 
 def has_kernel(kind: str) -> bool:
-    """Whether a type is read by a kernel of this package, and not by the package `gguf`."""
+    """Tell a type that this package reads by a kernel from one that the package `gguf` reads."""
     from ..directions.numba_cpu.gguf import LAYOUTS
 
     return kind in LAYOUTS or kind in PLAIN
