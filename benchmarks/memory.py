@@ -127,6 +127,7 @@ METHODS: dict[str, Callable[[nn.Module, Batch], Step]] = {
     "two points, last 3 layers": of_tail(our_step),
     "derivatives, streamed, hadamard, checkpointing": derivatives("hadamard", "streamed", again=True),
     "derivatives, factored, separable, checkpointing": derivatives("separable", again=True),
+    "derivatives, last 3 layers, checkpointing": of_tail(partial(gradient_step, again=True)),
 }
 ALWAYS, FIRST_ORDER, SAFE = tuple(METHODS)[:7], tuple(METHODS)[9:], tuple(METHODS)[7:9]
 # Whole clients, by the algorithm of a recipe; adapters are those of `peft`.
