@@ -1,9 +1,11 @@
 """The last layers tuned alone: what comes before them runs once a row, and no number shows it."""
 
+import gc
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -233,6 +235,16 @@ def recipe_of(model: Path, data: Path, *changes: dict[str, Any], last: int = 1) 
         kept = tables.get(table, {}) | keys
         tables[table] = {key: value for key, value in kept.items() if value is not None}
     return parse(tables)
+
+
+@pytest.mark.parametrize("way", ["derivatives", "mixed", "lora"])
+@pytest.mark.parametrize("last", [1, None])
+def test_the_model_of_a_run_goes_with_it(way, last, tmp_path, model_folder, data_file, monkeypatch):
+    models = []
+    monkeypatch.setattr(Simulation, "close", lambda own: models.append(ref(own.setup.model)))
+    start(recipe_of(model_folder, data_file, WAYS[way], {"model": {"last_layers": last}}), tmp_path / "run")
+    gc.collect()
+    assert [model() for model in models] == [None]
 
 
 @pytest.mark.parametrize("way", WAYS)

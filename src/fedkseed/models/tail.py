@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +45,7 @@ class Calls:
 
 # Of this greenlet: the points of a step take turns within a pass.
 CALLS: ContextVar[Calls | None] = ContextVar("CALLS", default=None)
-TAILS: WeakKeyDictionary[nn.Module, "Tail"] = WeakKeyDictionary()
+ATTRIBUTE = "_fedkseed_tail"  # of a model: its tail, which goes with it
 
 
 def decoder_layers(model: nn.Module) -> tuple[str, list[nn.Module]]:
@@ -129,11 +128,11 @@ class Tail:
         self.passes = self.left_out = 0
         for number, layer in enumerate(first):
             layer.forward = partial(self._forward, number, layer.forward)
-        TAILS[model] = self
+        vars(model)[ATTRIBUTE] = self
 
     def close(self) -> None:
         """Give the model its own passes back."""
-        TAILS.pop(self._model, None)
+        vars(self._model).pop(ATTRIBUTE, None)
         for layer in self._first:
             del layer.forward
 
@@ -226,11 +225,16 @@ class Tail:
             CALLS.reset(before)
 
 
+def tail_of(model: nn.Module) -> Tail | None:
+    """The tail of a model whose first layers run once a row."""
+    return vars(model).get(ATTRIBUTE)
+
+
 def tail_batch(model: nn.Module, batch: Batch) -> AbstractContextManager[None]:
     """A call of a model with a batch, which begins with remembered states, where its tail alone is tuned."""
-    return nullcontext() if (tail := TAILS.get(model)) is None else tail.batch(batch)
+    return nullcontext() if (tail := tail_of(model)) is None else tail.batch(batch)
 
 
 def tail_shared(model: nn.Module, *key: Any) -> AbstractContextManager[None]:
     """Calls of a model that each evaluation makes again, see `Tail.shared`."""
-    return nullcontext() if (tail := TAILS.get(model)) is None else tail.shared(key)
+    return nullcontext() if (tail := tail_of(model)) is None else tail.shared(key)

@@ -25,7 +25,7 @@ from ..models.hidden_states import KeptStates, can_keep_states, remember
 from ..models.load import load_model, load_tokenizer, require_causal, save_model, save_tokenizer
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
 from ..models.peft_adapters import PATTERNS, attach, lora_size
-from ..models.tail import ROOM, TAILS, last_layers
+from ..models.tail import ROOM, last_layers, tail_of
 from ..randomness import Purpose, generator, share_of
 from ..recipe.algorithms import OUTPUT, Algorithm, algorithm_of
 from ..recipe.rules import Where, checked_algorithm, require_legal
@@ -287,7 +287,7 @@ class WithModel:
 
     def finish(self, state: Any, store: Store) -> Finished:
         setup = self.setup
-        if (tail := TAILS.get(setup.model)) is not None and tail.left_out:
+        if (tail := tail_of(setup.model)) is not None and tail.left_out:
             said = f"{tail.left_out:,} of {tail.passes:,} passes of the first layers"
             setup.progress.note(f"{said} found no room in memory for their states, and are made again each time")
         output = setup.save(state, store)
