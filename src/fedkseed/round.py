@@ -84,6 +84,7 @@ def run_round(
     for messages in round_.exchanges():
         for client, reply in transport(messages):
             round_.add_(client, reply)
+            del reply  # it can be all weights, and the next client trains meanwhile
     return round_.finish()
 
 

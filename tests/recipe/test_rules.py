@@ -29,6 +29,7 @@ def algorithm(name: str, **training: object) -> Tables:
 
 
 # The place, a recipe that breaks one of its rules, and the tables of it that change as the message says.
+MANY = algorithm("fedkseed-backprop") | {"clients": {"count": 20_000, "cohort": 10_000}}
 CASES: list[tuple[Where, Tables, Tables]] = [
     *[
         (Where.ALWAYS, SECURE | {"trust": trust}, {"trust": {"rule": "mean", "agreement": False}})
@@ -128,7 +129,20 @@ CASES: list[tuple[Where, Tables, Tables]] = [
     (Where.PEERS, algorithm("fedavg"), algorithm("fedkseed-plus")),
     (Where.REMARK, SECURE | {"directions": {"shared": False}}, {"directions": {}}),
     (Where.REMARK, {"trust": {"rule": "median"}}, {"directions": {"shared": True}}),
+    (Where.REMARK, MANY | {"trust": {"rule": "median"}}, {"trust": {"rule": "mean", "agreement": False}}),
 ]
+
+
+def test_the_gigabytes_of_a_rule_follow_from_cohort_and_uploads():
+    """An upload of 4,096 numbers, 30 bytes each; a median has them twice more, 16 bytes."""
+    ((_, said),) = broken_rules(recipe_of(MANY | {"trust": {"rule": "median"}}), Where.REMARK)
+    assert "holds for it, up to 1.9 GB" in said
+    for tables in (
+        MANY,
+        MANY | {"clients": {"cohort": 100}, "trust": {"rule": "median"}},
+        {"trust": {"rule": "clipped"}},
+    ):
+        assert not [*broken_rules(recipe_of(tables), Where.REMARK)]
 
 
 def recipe_of(tables: Tables, **changes: Any) -> Recipe:

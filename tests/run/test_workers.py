@@ -1,6 +1,7 @@
 """Clients side by side give what clients one after the other give."""
 
 import os
+import time
 
 import pytest
 from tqdm import tqdm
@@ -12,6 +13,7 @@ from fedkseed.run.start_and_resume import start
 from fedkseed.run.workers import Workers
 
 from ..conftest import recipe_text
+from ..wire.codec_calls import Alive
 
 
 def test_clients_side_by_side_give_the_same_run_bit_for_bit(tmp_path, model_folder, data_file):
@@ -35,6 +37,30 @@ def test_clients_that_remember_take_turns(tmp_path, model_folder, data_file):
     recipe.write_text(recipe_text(model_folder, data_file, **lines))
     with pytest.raises(FedKSeedError, match=r"decomfl.*remember.*at_once = 1"):
         start(load_recipe(recipe), tmp_path / "run")
+
+
+def _noting(folder):
+    return lambda data, client: ((folder / str(client)).write_bytes(data), (bytes(3), [0.5]))[1]
+
+
+def test_no_more_clients_are_taken_up_than_there_are_processes(tmp_path):
+    """Uploads of all weights would else pile up here while one of them is added."""
+    workers = Workers(2, 1, _noting, tmp_path)
+    answers = iter(workers.answers(dict.fromkeys(range(6), b"x")))
+    for taken in range(1, 7):
+        assert next(answers)[1:] == (bytes(3), [0.5])
+        time.sleep(0.05)
+        assert len([*tmp_path.iterdir()]) <= taken + 1
+    assert not [*answers]
+    workers.close()
+
+
+def test_a_simulation_of_averages_holds_one_upload_at_a_time(tmp_path, model_folder, data_file, monkeypatch):
+    alive, recipe = Alive(monkeypatch), tmp_path / "recipe.toml"
+    lines = {"count": "count = 6", "cohort": "cohort = 5", "algorithm": 'algorithm = "fedit"', "rounds": "rounds = 1"}
+    recipe.write_text(recipe_text(model_folder, data_file, **lines, generated="generated = 0"))
+    start(load_recipe(recipe), tmp_path / "run")
+    assert alive.most == 1
 
 
 def _dying():

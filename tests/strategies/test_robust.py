@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import tracemalloc
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -11,9 +12,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedkseed.strategies.robust import RULES, cut, norm, sum_of
+from fedkseed import Pool, Run
+from fedkseed.local.work import LocalWork
+from fedkseed.strategies.kseed import KSeed
+from fedkseed.strategies.robust import RULES, cut, memory_of, norm, sum_of
 from fedkseed.strategies.sums import Contribution
-from fedkseed.wire.numbers import GRID
+from fedkseed.strategy import Settings, Trust
+from fedkseed.wire.numbers import GRID, scalars
+from fedkseed.wire.records import Change, Upload
 
 SIZE = 64
 
@@ -131,3 +137,29 @@ def test_medians_leave_nothing_of_scalars_along_directions_of_ones_own():
     assert not sum_of("median", uploads, 4096, 0.2).values.any()
     assert np.count_nonzero(sum_of("clipped", cut(uploads), 4096, 0.2).values) > 1000
     assert uploads[0].values.max() * GRID > 9
+
+
+@pytest.mark.parametrize("agreement", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("sends", ["changes", "scalars"])
+def test_the_memory_that_a_rule_is_said_to_need_is_what_it_takes(rule, agreement, sends):
+    size, clients, steps, rng = 512, 40, 100, np.random.default_rng(1)
+    run, derivatives = Run(Pool(1, size, "hadamard"), bytes(32)), LocalWork(10, "sgd", lr=1e-3)
+    local, trust = LocalWork(10, steps=steps, lr=1e-3), Trust(rule, 0.2, agreement)
+    server = KSeed(Settings(run, local, derivatives, trust=trust, wire="exact"))
+    accumulator = server.start(server.init(), range(clients))
+    tracemalloc.start()
+    for client in range(clients):
+        if sends == "changes":
+            change = (rng.normal(size=size) * 1e-4).astype(np.float32)
+            server.add_(accumulator, Change(run, 0, client, 1, 1.0, 0, change, wire="exact"))
+        else:
+            server.add_(accumulator, Upload(run, 0, client, 1, 1.0, scalars(rng.normal(size=steps))))
+    server.finish(accumulator)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    numbers = size if sends == "changes" else steps
+    said = memory_of(rule, agreement, clients, numbers, size, sends == "scalars")
+    overhead = 120_000 + clients * 2_000  # bytes, of objects and of the state
+    assert peak - overhead < 1.1 * said if said else peak < overhead
+    assert peak > 0.9 * said

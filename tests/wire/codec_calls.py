@@ -1,12 +1,14 @@
-"""Counts of what the codec encodes and decodes, by kind of record."""
+"""Counts of what the codec encodes and decodes, by kind of record, and of the uploads of weights that are alive."""
 
 from collections import Counter
 from dataclasses import replace
 from typing import Any
+from weakref import finalize
 
 import pytest
 
 from fedkseed.wire import codec
+from fedkseed.wire.records import Change
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, type[Any]]]:
@@ -27,3 +29,23 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, type[Any]]]:
     for number, kind in [*codec.KINDS.items()]:
         monkeypatch.setitem(codec.KINDS, number, counting(kind))
     return calls
+
+
+class Alive:
+    """A count of the decoded uploads of weights that somebody still holds; `most`: the most at one time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.most = 0
+        kind = next(kind for kind in codec.KINDS.values() if kind.record is Change)
+
+        def read(head: codec.Head, fixed: Any, parts: codec.Parts) -> Any:
+            change = kind.read(head, fixed, parts)
+            self.now += 1
+            self.most = max(self.most, self.now)
+            finalize(change.values, self._gone)
+            return change
+
+        monkeypatch.setitem(codec.KINDS, kind.number, replace(kind, read=read))
+
+    def _gone(self) -> None:
+        self.now -= 1

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from typing import Any
 
 import h11
@@ -138,7 +139,14 @@ class BoundedProtocol(H11Protocol):
 
 
 async def read_body(scope: Any, receive: Any, most: int) -> bytes:
-    """The body of a request; memory grows only as it comes.
+    """The body of a request; memory grows only as it comes. See `write_body`."""
+    body = BytesIO()
+    await write_body(scope, receive, most, body)
+    return body.getvalue()
+
+
+async def write_body(scope: Any, receive: Any, most: int, to: Any) -> None:
+    """Write the body of a request to an empty file as it comes.
 
     Args:
         most: bytes that are read.
@@ -147,9 +155,9 @@ async def read_body(scope: Any, receive: Any, most: int) -> bytes:
         RequestError: it is larger, stands still, or comes more slowly than `SLOWEST`; or its sender is gone.
     """
     expected = int(dict(scope["headers"]).get(b"content-length", 0))
-    body, begin = bytearray(), time.monotonic()
-    while max(expected, len(body)) <= most:
-        left = begin + limits.PATIENCE + len(body) / limits.SLOWEST - time.monotonic()
+    begin = time.monotonic()
+    while max(expected, to.tell()) <= most:
+        left = begin + limits.PATIENCE + to.tell() / limits.SLOWEST - time.monotonic()
         try:
             message = await asyncio.wait_for(receive(), max(0.0, min(limits.PATIENCE, left)))
         except TimeoutError:
@@ -157,9 +165,9 @@ async def read_body(scope: Any, receive: Any, most: int) -> bytes:
             raise RequestError(408, slow) from None
         if message["type"] == "http.disconnect":
             raise RequestError(400, "the body is cut short")
-        body += message["body"]
+        to.write(message["body"])
         if not message.get("more_body"):
-            return bytes(body)
+            return
     raise RequestError(413, f"at most {most:,} bytes are read")
 
 

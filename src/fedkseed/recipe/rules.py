@@ -12,10 +12,12 @@ from importlib.util import find_spec
 from typing import TypeAlias, cast
 
 from ..errors import FedKSeedError
+from ..strategies.robust import memory_of
 from .algorithms import ALGORITHMS, ONE, TWO, Algorithm, algorithm_of
 from .schema import OBJECTIVES, DerivativesTable, PeftTable, Recipe, Table, TrustTable
 
 LARGEST_SHARD_UPLOAD = 1 << 16  # directions, or scalars, of an upload that a shard reads before it has a recipe
+LEAST_SAID = 0.1  # GB of uploads that a server of a rule holds, from which on the run says them
 COMPARES_ALONG_DIRECTIONS = ("trimmed", "median", "nnm-trimmed")  # rules for clients with the same directions
 
 
@@ -107,6 +109,18 @@ PACKAGES: tuple[tuple[str, str, str, Condition], ...] = (
 def _compares(recipe: Recipe) -> bool:
     """Whether the server compares single uploads."""
     return recipe.trust.rule != "mean" or recipe.trust.agreement
+
+
+def _held(recipe: Recipe, algorithm: Algorithm) -> float:
+    """The GB of a round's uploads that are compared with each other; 0 where they are added as they come, or few."""
+    clients, late, training = recipe.clients, recipe.asynchronous, recipe.training
+    if not (algorithm.pooled and _compares(recipe)) or (clients.count is None and clients.active is not None):
+        return 0.0
+    uploads = late.buffer if late else clients.cohort if clients.count is None else clients.cohort_of(clients.count)
+    size, scalars = recipe.directions.size, not _differentiates(recipe, algorithm)
+    numbers = min(size, training.steps * training.probes) if scalars else size
+    held = memory_of(recipe.trust.rule, recipe.trust.agreement, uploads, numbers, size, scalars) / 1e9
+    return held if held >= LEAST_SAID else 0.0
 
 
 def _draws(algorithm: Algorithm) -> bool:
@@ -324,5 +338,7 @@ RULES: dict[Where, dict[str, Condition]] = {
         "set [directions] shared = true, or rule = 'clipped'": lambda r, a: (
             _draws(a) and not r.directions.shared and r.trust.rule in COMPARES_ALONG_DIRECTIONS
         ),
+        "[trust] rule = {r.trust.rule!r} and agreement = {r.trust.agreement} compare all uploads of a round, which the "
+        "server holds for it, up to {got:.1f} GB; rule = 'mean' without agreement adds them up as they come": _held,
     },
 }

@@ -173,6 +173,7 @@ class Simulation:
             self.stopwatch.steps += seconds
             self.progress.clients([number], "answered")
             yield number, upload
+            del upload  # see `run_round`
 
     def answer(self, data: bytes, number: int, read: Decode = decode) -> tuple[bytes, list[float]]:
         """A client's upload, and the seconds of its local steps without the first, which includes the sync."""
@@ -225,6 +226,7 @@ class Simulation:
                 if self.recipe.keeps_uploads and self.setup.algorithm.pooled:
                     self.receipts[client] = Receipt(reply)  # the last one is the upload
                 yield client, reply
+                del reply
 
         after, report = run_round(self.strategy, state, [*step.begun], transport, began, self._kept, broadcasts)
         elsewhere = self.recipe.clients.at_once > 1 or self.setup.weights.layout.entries[0].tensor.device.type != "cpu"

@@ -10,9 +10,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
+from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from itertools import islice
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
@@ -63,19 +65,29 @@ class Workers:
     """
 
     def __init__(self, count: int, threads: int, prepare: Callable[..., Answer], *arguments: Any) -> None:
+        self.count = count
         self._pool = ProcessPoolExecutor(count, processes(), initializer=_begin, initargs=(threads, prepare, arguments))
 
     def answers(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes, list[float]]]:
         """The triples (client, upload, seconds of its local steps), in the order in which they come.
 
+        A client is taken up when an upload is taken from here: as many wait as there are processes, however many
+        clients there are.
+
         Raises:
             FedKSeedError: a process died.
         """
         asked: dict[Future[tuple[bytes, list[float]]], int] = {}
+        clients = iter(messages.items())
         try:
-            asked.update({self._pool.submit(_work, data, number): number for number, data in messages.items()})
-            for future in as_completed(asked):
-                yield asked[future], *future.result()
+            while True:
+                for number, data in islice(clients, self.count - len(asked)):
+                    asked[self._pool.submit(_work, data, number)] = number
+                if not asked:
+                    return
+                future = wait_for(asked, return_when=FIRST_COMPLETED).done.pop()
+                yield asked.pop(future), *future.result()
+                del future  # its upload can be all weights
         except BrokenProcessPool as error:
             raise FedKSeedError(
                 "a process that trains clients ended by itself, perhaps for want of memory; "

@@ -20,6 +20,7 @@ from ..strategy import FULL, Settings, Strategy
 from ..wire.numbers import scalars
 from ..wire.records import Change, Upload, Values
 from .checks import Arrivals, KeptUploads, merged, require_scalars, require_sendable, require_size
+from .sums import HEAVIEST, WeightSum
 
 if TYPE_CHECKING:  # a server that averages needs no PyTorch
     from ..weights.full import FullWeights
@@ -31,6 +32,15 @@ class AveragingState:
 
     round: int  # rounds done
     values: NDArray[np.float32]  # (d,)
+
+
+@dataclass(slots=True)
+class WeightsSoFar:
+    """The sum of the weights that have come in a round."""
+
+    state: AveragingState  # before the round
+    arrivals: Arrivals
+    total: WeightSum
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +81,36 @@ class Averaging:
     def replies(self) -> tuple[type[Upload] | type[Change], ...]:
         return (Upload if self.uplink == "scalars" else Change,)
 
-    def start(self, state: AveragingState, sent: Mapping[int, Any], earlier_states: Any = None) -> KeptUploads:
-        return KeptUploads(state, Arrivals.of(self.settings.run, state, sent))
+    def start(
+        self, state: AveragingState, sent: Mapping[int, Any], earlier_states: Any = None
+    ) -> KeptUploads | WeightsSoFar:
+        arrivals = Arrivals.of(self.settings.run, state, sent)
+        if self.uplink == "scalars":
+            return KeptUploads(state, arrivals)
+        return WeightsSoFar(state, arrivals, WeightSum.zeros(state.values.size))
 
-    def add_(self, accumulator: KeptUploads, upload: Upload | Change) -> None:
-        """Keep an upload: floating-point numbers are added up in one order, when all have come."""
-        accumulator.arrivals.require(upload)
+    def add_(self, accumulator: Any, upload: Upload | Change) -> None:
+        """Add weights, which are not kept; scalars are few, and wait for the number of uploads, see `merged`."""
+        arrivals = accumulator.arrivals
+        arrivals.require(upload)
         if isinstance(upload, Upload):
             require_scalars(upload, self.settings.local.scalars, self.settings.local.clip)
-        else:
-            require_size(upload, accumulator.state.values.size)
-        accumulator.keep_(upload)
+            accumulator.keep_(upload)
+            return
+        require_size(upload, accumulator.state.values.size)
+        most = HEAVIEST // len(arrivals.clients)  # no claim of one client must make the sum of all too large
+        accumulator.total.add_(upload.client, min(upload.examples, most), upload.values)
+        arrivals.note_(upload)
 
-    def finish(self, accumulator: KeptUploads) -> AveragingState:
+    def finish(self, accumulator: KeptUploads | WeightsSoFar) -> AveragingState:
         """The state after averaging: of weights, w = Σ_i (n_i / n) w_i, n_i the examples of client i.
 
         Of scalars, w ← w − η Σ_i (n_i / n) Σ ρ z_j / P.
         """
-        uploads, state = accumulator.in_order(), accumulator.state
-        if self.uplink == "scalars":
-            values = self._moved(state, uploads)
-        else:
-            values, part = np.zeros_like(state.values), np.empty_like(state.values)
-            examples = sum(upload.examples for upload in uploads)
-            for upload in uploads:
-                values += np.multiply(upload.values, np.float32(upload.examples / examples), out=part)
+        state = accumulator.state
+        accumulator.arrivals.require_any()
+        scalars_came = isinstance(accumulator, KeptUploads)
+        values = self._moved(state, accumulator.in_order()) if scalars_came else accumulator.total.mean()
         require_sendable(state.round, values)
         return AveragingState(state.round + 1, values)
 

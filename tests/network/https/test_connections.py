@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from tempfile import SpooledTemporaryFile
 
 import pytest
 from cryptography import x509
@@ -60,6 +62,21 @@ def waits(hub: Connections, token: str, seconds: float = 0.0, after: bytes = b""
 
 def parcel(client: int, seconds: float = 60.0) -> Parcel:
     return Parcel(client, task(client).encode(), 0, seconds)
+
+
+@pytest.mark.parametrize(("most", "turns"), [(100, [3]), (3, [1, 1, 1]), (4, [2, 1])])
+def test_large_replies_wait_as_files_for_their_turn(hub, monkeypatch, most, turns):
+    monkeypatch.setattr("fedkseed.network.https.connections.AT_ONCE", most)
+    tokens = [begun(hub, number) for number in range(3)]
+    keys = hub.send(parcel(number) for number in range(3))
+    with ExitStack() as files:
+        for number, key in enumerate(keys):
+            body = files.enter_context(SpooledTemporaryFile(1))
+            body.write(bytes([number] * 3))
+            hub.answer(tokens[number], bytes.fromhex(key or ""), body)
+        came = [hub.arrived([key or "" for key in keys]) for _ in range(4)]
+        assert [len(turn) for turn in came if turn] == turns
+        assert [one.data for turn in came for one in turn] == [bytes([number] * 3) for number in range(3)]
 
 
 def test_a_task_goes_to_its_client_and_the_reply_back(hub):

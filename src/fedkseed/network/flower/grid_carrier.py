@@ -1,6 +1,6 @@
 """The carriage of tasks and replies by Flower's Grid, and the SuperNodes' numbers."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -55,7 +55,8 @@ class GridCarrier:
     def dialled(self, node: int) -> str:
         return ""  # a SuperNode dials the SuperLink
 
-    def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
+    def send(self, parcels: Iterable[Parcel]) -> list[str | None]:
+        parcels = [*parcels]
         nodes = [self._node_of[parcel.node] for parcel in parcels]
         messages = [
             Message(packed(parcel.data), node, MessageType.TRAIN, ttl=parcel.seconds, group_id=str(parcel.round + 1))

@@ -12,7 +12,8 @@ text. Whoever has a file's SHA-256 may read it: only clients are sent one.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,12 +22,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ..http_server import read_body, refuse
+from ..http_server import read_body, refuse, write_body
 from ..limits import BURST, PENALTY, REQUEST, WORK, WRITES, Quota, RequestError
 from .browser_page import IMMUTABLE, Page
-from .connections import PROOF, Connections
+from .connections import PROOF, Connections, whole
 from .task_files import DIGEST, KEY
 
+SPOOLED = 1 << 20  # bytes of a reply that are held in memory; a larger one is a file until its turn comes
 LONGEST = 240.0  # seconds for which a request waits: proxies and home routers drop what is silent for five minutes
 
 
@@ -40,15 +42,16 @@ async def refusal(request: Request, error: Exception) -> Response:
 REFUSALS = dict.fromkeys((RequestError, HTTPException), refusal)
 
 
-def application(connections: Connections, largest: int, strangers: Quota, page: Page | None) -> Any:
+def application(connections: Connections, largest: int, strangers: Quota, page: Page | None, folder: str | None) -> Any:
     """The application of a server.
 
     Args:
         largest: bytes of the largest reply; more are not read.
         strangers: limits requests without a session, to any path, by address.
         page: for clients in browsers.
+        folder: for large replies until they are added up; None: the system's, which may be in memory.
     """
-    reading, work = dict[int, asyncio.Future[bytes]](), Quota(WORK, BURST)
+    reading, work = dict[int, asyncio.Future[None]](), Quota(WORK, BURST)
 
     async def challenge(request: Request) -> Response:
         return Response(connections.challenge(), headers={"cache-control": "no-store"})
@@ -81,14 +84,19 @@ def application(connections: Connections, largest: int, strangers: Quota, page: 
         number = connections.owed(token, key).client  # before the body is read
         if number in reading:  # a client sends one answer at a time: its connection broke, or it means harm
             reading[number].cancel()
-        reading[number] = mine = asyncio.ensure_future(read_body(request.scope, request.receive, largest))
-        try:
-            connections.answer(token, key, await mine)
-        except asyncio.CancelledError:
-            raise RequestError(409, "another request of this client brings its answer") from None
-        finally:
-            if reading.get(number) is mine:
-                del reading[number]
+        with ExitStack() as unless_taken:
+            body = unless_taken.enter_context(SpooledTemporaryFile(SPOOLED, dir=folder))
+            mine = asyncio.ensure_future(write_body(request.scope, request.receive, largest, body))
+            reading[number] = mine
+            try:
+                await mine
+                connections.answer(token, key, body if body.tell() > SPOOLED else whole(body))
+                unless_taken.pop_all()
+            except asyncio.CancelledError:
+                raise RequestError(409, "another request of this client brings its answer") from None
+            finally:
+                if reading.get(number) is mine:
+                    del reading[number]
         return Response(status_code=204)
 
     routes = [

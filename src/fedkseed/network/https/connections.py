@@ -11,11 +11,12 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
@@ -29,6 +30,7 @@ AWAY = 40.0  # seconds after its last request for which a client counts as conne
 SIGNED = 128  # bytes before the name in the proof of a client's key, see `Connections.session`
 PROOF = SIGNED + 253  # bytes of a proof at most: a name of DNS has no more characters
 FRESH = 60.0  # seconds for which a challenge can be answered
+AT_ONCE = 1 << 26  # bytes of replies that the rounds take at once: uploads of all weights wait on disk, one by one
 
 
 def copied(keys: Path | str, number: int | str) -> str:
@@ -98,7 +100,7 @@ class Connections:
         self._session_quota = Quota(1 / 60, 10)  # of one key: more say that it is in two hands
         self._tasks: dict[str, OfferedTask] = {}  # by key
         self._files: dict[bytes, tuple[bytes, float]] = {}  # digest -> bytes, and the end of its last task
-        self._arrivals: dict[str, Arrival] = {}
+        self._arrivals: dict[str, tuple[Arrival, bytes | SpooledTemporaryFile[bytes]]] = {}  # with what was sent
         self.take(keys)
 
     def take(self, keys: Sequence[EllipticCurvePublicKey | None]) -> None:
@@ -119,6 +121,10 @@ class Connections:
                 self._closed = (410, "the run is over") if run_is_over else (503, "the server is about to end")
             for client in self._clients.values():
                 client.wake_up()
+            for _, data in self._arrivals.values():
+                if not isinstance(data, bytes):
+                    data.close()
+            self._arrivals = {}
 
     # For the thread of the rounds.
 
@@ -132,15 +138,15 @@ class Connections:
         with self._lock:
             return self._clients[node].dialled if node in self._clients else ""
 
-    def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
+    def send(self, parcels: Iterable[Parcel]) -> list[str | None]:
         """Offer tasks to clients; of several for one client the last counts."""
-        # Outside of the lock: digests of large messages take time.
-        stubs = [Stub.of(secrets.token_bytes(KEY), parcel.data) for parcel in parcels]
         with self._lock:
             now, keys = self._clock(), list[str | None]()
             self._files = {digest: entry for digest, entry in self._files.items() if entry[1] > now}
             self._tasks = {key: task for key, task in self._tasks.items() if task.end > now}
-            for parcel, (stub, files) in zip(parcels, stubs, strict=True):
+        for parcel in parcels:
+            stub, files = Stub.of(secrets.token_bytes(KEY), parcel.data)  # no lock: digests of large messages take time
+            with self._lock:
                 client, end, key = self._clients.get(parcel.node), now + parcel.seconds, stub.key.hex()
                 keys.append(None if client is None else key)
                 if client is not None:
@@ -149,11 +155,18 @@ class Connections:
                         self._files[digest] = kept, max(earlier_end, end)
                     client.task = self._tasks[key] = OfferedTask(client.number, stub.key, stub.encode(), end)
                     client.wake_up()
-            return keys
+            del parcel, files  # of a broadcast of all weights one copy is enough
+        return keys
 
     def arrived(self, keys: Collection[str]) -> list[Arrival]:
+        """Replies that have come, at most `AT_ONCE` bytes of them, or one."""
         with self._lock:
-            return [self._arrivals.pop(key) for key in keys if key in self._arrivals]
+            come, room = list[tuple[Arrival, bytes | SpooledTemporaryFile[bytes]]](), AT_ONCE
+            for key in keys:
+                if key in self._arrivals and room > 0:
+                    come.append(self._arrivals.pop(key))
+                    room -= len(come[-1][1]) if isinstance(come[-1][1], bytes) else come[-1][1].tell()
+        return [replace(arrival, data=data if isinstance(data, bytes) else whole(data)) for arrival, data in come]
 
     # For the thread of the requests, in the order in which a client makes them.
 
@@ -207,7 +220,7 @@ class Connections:
                 self._replaced.append((client.token, client.number))
             if (task := client.task) is not None and self._tasks.pop(task.key.hex(), None) is not None:
                 again = Arrival(task.key.hex(), client.number, trouble="it has connected again")
-                self._arrivals[again.key], client.task = again, None
+                self._arrivals[again.key], client.task = (again, b""), None
             elif client.token:
                 self.notices.append((client.number, "has connected again", client.wake is not None))
             self._end_session(client)  # of a process that was killed, or is another's
@@ -288,8 +301,8 @@ class Connections:
                 raise RequestError(410, "no client waits for this answer: the task is over, or another client's")
             return task
 
-    def answer(self, token: str, key: bytes, data: bytes) -> None:
-        """Take a client's reply to a task; a second one is not taken.
+    def answer(self, token: str, key: bytes, data: "bytes | SpooledTemporaryFile[bytes]") -> None:
+        """Take a client's reply to a task, or its file, which is then this object's; a second one is not taken.
 
         Raises:
             RequestError: the session has ended, or the task is another client's, or over.
@@ -300,7 +313,7 @@ class Connections:
                 raise RequestError(410, "another request has brought this answer")
             if client.task is task:
                 client.task = None
-            self._arrivals[key.hex()] = Arrival(key.hex(), client.number, data)
+            self._arrivals[key.hex()] = Arrival(key.hex(), client.number), data
 
     def _ended(self, token: str) -> RequestError:
         """The refusal of a session that has ended."""
@@ -317,3 +330,10 @@ class Connections:
         self._sessions.pop(client.token, None)
         client.token = ""
         client.wake_up()
+
+
+def whole(body: "SpooledTemporaryFile[bytes]") -> bytes:
+    """All that was written to a file, which is closed."""
+    with body:
+        body.seek(0)
+        return body.read()

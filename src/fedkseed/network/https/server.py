@@ -63,7 +63,7 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
                     f"[clients] cohort = {cohort}, and {keys} has the keys of {count} clients: {remedy}"
                 )
         Store(directory).change_recipe(recipe.to_toml())
-        with listening(connections, address, largest_request(recipe), keys):
+        with listening(connections, address, largest_request(recipe), keys, directory):
             progress.note(f"clients connect to port {address.port} of {address.host}")
             if address.page is not None:
                 model = address.page.model
@@ -97,12 +97,15 @@ def alone_in(directory: Path, keys: Path, taken: str, progress: Progress) -> Ite
 
 
 @contextmanager
-def listening(connections: Connections, address: Address, largest: int, keys: Path) -> Iterator[None]:
+def listening(
+    connections: Connections, address: Address, largest: int, keys: Path, folder: Path | None = None
+) -> Iterator[None]:
     """Answer the requests of clients for the length of a `with` block.
 
     Args:
         largest: bytes of the largest reply.
         keys: directory with server.pem and server.key.
+        folder: see `application`.
 
     Raises:
         FedKSeedError: the port is taken.
@@ -113,7 +116,7 @@ def listening(connections: Connections, address: Address, largest: int, keys: Pa
         tls.minimum_version = ssl.TLSVersion.TLSv1_2
         tls.load_cert_chain(keys / "server.pem", keys / "server.key")
     burst = 8 * address.strangers  # requests at once, and connections
-    app = application(connections, largest, Quota(address.strangers, burst), address.page)
+    app = application(connections, largest, Quota(address.strangers, burst), address.page, folder and str(folder))
     crowd = Crowd(int(burst)) if address.tls else None
     with serving(app, listen(address.host, address.port), tls, crowd, not address.tls), closing(connections):
         yield

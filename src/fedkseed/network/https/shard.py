@@ -78,7 +78,7 @@ def run(
         worker = TaskHandler(partial(Shard, clients=clients), signing, disclose, lambda task: not task.keep)
         client_of_root = HttpsClient(directory, url, ca, key, ShardTasks(worker, check_keys))
         client_of_root.require_reachable()
-        with listening(connections, address, LARGEST, keys):
+        with listening(connections, address, LARGEST, keys, directory):
             progress.note(f"clients from number {first} on connect to port {address.port} of {address.host}")
             clients.wait_for_all(patience)
             client_of_root.serve(progress.note)

@@ -1,6 +1,6 @@
 """The carriage of tasks to clients and of their replies: what the rounds of a server need of a transport."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,6 +55,8 @@ class Carrier(Protocol):
 
     def dialled(self, node: int) -> str: ...  # the name by which a client has dialled the server; empty: none
 
-    def send(self, parcels: Sequence[Parcel]) -> list[str | None]: ...  # a key for each; None: it was not taken
+    # A key for each; None: it was not taken. Parcels are made one by one: each may hold all weights.
+    def send(self, parcels: Iterable[Parcel]) -> list[str | None]: ...
 
-    def arrived(self, keys: Collection[str]) -> list[Arrival]: ...  # the replies that have come since the last call
+    # The replies that have come since the last call; of large ones some may wait for the next call.
+    def arrived(self, keys: Collection[str]) -> list[Arrival]: ...

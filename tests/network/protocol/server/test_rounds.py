@@ -3,22 +3,26 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+import tracemalloc
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from multiprocessing.connection import Listener
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from tomllib import loads
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedkseed import Adapter, FedKSeedError, apply, load_recipe, start
 from fedkseed.data.federated import digest, own_share, share_out
 from fedkseed.files import read_table
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.network.flower.messages import unpacked
+from fedkseed.network.https.connections import Connections
 from fedkseed.network.protocol.carrier import Arrival, Parcel
 from fedkseed.network.protocol.client.privacy_spent import LEDGER, PrivacyLedger
 from fedkseed.network.protocol.client.recipe_consent import accepted_recipe
@@ -33,18 +37,20 @@ from fedkseed.network.protocol.server.clients import RemoteClients
 from fedkseed.network.protocol.server.rounds import FIRST_LEG, NO_DATA, NetworkRounds, federation, why_model
 from fedkseed.network.protocol.signatures import ClientSigning, certificate, private_key
 from fedkseed.planning.pin import pin
-from fedkseed.recipe.algorithms import ALGORITHMS
+from fedkseed.recipe.algorithms import ALGORITHMS, algorithm_of
 from fedkseed.recipe.reading import parse, tables
 from fedkseed.recipe.schema import HeldOutSetTable, NetworkTable
+from fedkseed.round import Broadcasts
 from fedkseed.run.loop import work
 from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
 from fedkseed.secure.accounting import epsilon_of
 from fedkseed.wire.codec import encode, kind_of
-from fedkseed.wire.records import Broadcast, Delta, Survivors, Upload
+from fedkseed.wire.records import Broadcast, Change, Delta, Run, Survivors, Upload
 
-from ....wire.codec_calls import counted
+from ....wire.codec_calls import Alive, counted
 from ...accounts import amounts
+from ...audiences import AUDIENCES
 from ...flower.conftest import NODES, OPEN, to_workers, with_keys
 
 SERVER = """
@@ -73,6 +79,7 @@ class Pipe:
         return ""
 
     def send(self, parcels):
+        parcels = [*parcels]
         for parcel in parcels:
             self.connection.send((parcel.node, parcel.data))
             self.answers[str(id(parcel))] = Arrival(str(id(parcel)), parcel.node, self.connection.recv())
@@ -341,14 +348,54 @@ class Answering:
     def dialled(self, node: int) -> str:
         return ""
 
-    def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
-        keys = [f"{parcel.round} {parcel.node}" for parcel in parcels]
-        for key, parcel in zip(keys, parcels, strict=True):
+    def send(self, parcels: Iterable[Parcel]) -> list[str | None]:
+        keys = list[str | None]()
+        for parcel in parcels:
+            keys.append(key := f"{parcel.round} {parcel.node}")
             self.waiting[key] = Arrival(key, parcel.node, Reply(Status.DONE, self.answer(parcel)).encode())
-        return [*keys]
+        return keys
 
     def arrived(self, keys: Collection[str]) -> list[Arrival]:
         return [self.waiting.pop(key) for key in keys if key in self.waiting]
+
+
+def test_a_server_of_weights_holds_as_much_of_18_uploads_as_of_2(tmp_path, monkeypatch):
+    """Uploads wait as files until their turn; of the broadcast there is one copy for all clients."""
+    monkeypatch.setattr("fedkseed.network.https.connections.AT_ONCE", 1)
+    size, peaks = 1 << 20, list[int]()
+    recipe = parse({"model": {"name": "none"}, "training": {"algorithm": "fedavg"}})
+    row = algorithm_of("fedavg")
+    start_ = np.ones(size, np.float32)
+    strategy = row.make(recipe, Run(row.pool(recipe), bytes(32)), start_, ((0, size),))
+    for count in (2, 18):
+        (tmp_path / str(count)).mkdir()
+        ClientNumbers.register(tmp_path / str(count), range(count))
+        keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(count)]
+        hub = Connections(AUDIENCES, [key.public_key() for key in keys])
+        monkeypatch.setattr(hub, "nodes", lambda count=count: [*range(count)])
+        answered, most = set[str](), 0
+
+        def answering(hub=hub, answered=answered) -> None:  # in place of the clients, between two looks of the server
+            nonlocal most
+            for key, task in [*hub._tasks.items()]:
+                if key not in answered:
+                    answered.add(key)
+                    change = Change(strategy.run, 0, task.client, 10, 1.0, 0, np.full(size, task.client, np.float32))
+                    body = SpooledTemporaryFile(1 << 10, dir=tmp_path)  # noqa: SIM115 - the hub closes it
+                    body.write(Reply(Status.DONE, encode(change)).encode())
+                    hub._arrivals[key] = Arrival(key, task.client), body
+
+        numbers = ClientNumbers(tmp_path / str(count), None)
+        remote = RemoteClients(hub, numbers, b"recipe", count, NetworkTable(), Silent(), check=answering)
+        alive = Alive(monkeypatch)
+        rounds = NetworkRounds(3, strategy, remote, count, False, tmp_path / "first leg")
+        tracemalloc.start()
+        after, _ = rounds.next(strategy.server.init(), strategy.server.init, Broadcasts(strategy.server))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert alive.most == 1
+        np.testing.assert_array_equal(after.values, np.float32((count - 1) / 2))
+    assert peaks[1] < 1.05 * peaks[0], [f"{peak / size:.1f} bytes a weight" for peak in peaks]
 
 
 def test_a_network_encodes_each_broadcast_once_and_decodes_each_upload_once(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from ....wire.codec import kind_of
 from ....wire.records import Lack
 from ..carrier import AGAIN, LATE, Arrival, Carrier, Parcel, RoundStoppedError
 from ..client_gain import GainSum
-from ..envelope import LINK, Reply, Status, Task, printable, recipe_digest
+from ..envelope import LINK, MAX_CERTIFICATE, Reply, Status, Task, printable, recipe_digest
 from ..signatures import ServerSigning
 from .client_numbers import ClientNumbers
 
@@ -310,14 +310,19 @@ class RemoteClients:
         """Send clients their tasks; one that the carrier does not take was in vain."""
         seconds = attempt.end - now
         history = None if self.history is None else cache(self.history)  # the same for all that have followed as far
-        parcels, tasks = [], []
+        tasks, beside = [], len(self.recipe) + MAX_CERTIFICATE + LINK * (exchange.round + 1)  # bytes, at most
         for client in clients:
-            node, with_recipe = self._online[client], not self._clients[client].has_recipe
-            data = self._task(exchange, client, seconds, history).encode()
-            if len(data) > (largest := self.carrier.largest):
-                raise FedKSeedError(f"{self.carrier.name} takes messages of {largest:,} bytes, not {len(data):,}")
-            parcels.append(Parcel(node, data, exchange.round, seconds + (0 if client in waiting else LATE)))
-            tasks.append(OpenTask(client, node, exchange.number, exchange.round, with_recipe))
+            if (size := len(exchange.sent[client]) + beside) > (largest := self.carrier.largest):
+                raise FedKSeedError(f"{self.carrier.name} takes messages of {largest:,} bytes, not of up to {size:,}")
+            with_recipe = not self._clients[client].has_recipe
+            tasks.append(OpenTask(client, self._online[client], exchange.number, exchange.round, with_recipe))
+        parcels = (
+            Parcel(
+                task.node, self._task(exchange, task.client, seconds, history).encode(), exchange.round,
+                seconds + (0 if task.client in waiting else LATE),
+            )
+            for task in tasks
+        )  # fmt: skip
         keys = self._tried("send tasks", lambda: self.carrier.send(parcels), None)
         if keys is not None:
             pairs = [*zip(keys, tasks, strict=True)]

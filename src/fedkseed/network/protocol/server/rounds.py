@@ -163,13 +163,15 @@ class NetworkRounds:
         return after, report
 
     def _exchange(self, round_: Round[Any], messages: Mapping[int, bytes], least: int) -> dict[int, bytes]:
-        """Carry messages of a leg to clients; returns the answers that could be used, and that the round has now."""
-        needed, uploads = max(0, least - len(round_.answered)), {}
+        """Carry messages of a leg to clients; returns the answers that the second leg needs, and that the round has."""
+        needed, uploads = max(0, least - len(round_.answered)), dict[int, bytes]()
         for client, reply in self.remote.transport(round_.state.round, messages, needed, round_.add_, round_.whole):
             if client in round_.answered:  # else it lacks the earlier broadcast, and is sent the whole one next
-                uploads[client] = reply
+                if self.strategy.second_leg is not None:
+                    uploads[client] = reply
                 if self.keeps:
                     self.receipts[client] = Receipt(reply, self.remote.signatures[client])
+            del reply  # it can be all weights
         return uploads
 
     def _two_legs(self, round_: Round[Any], least: int, needed: int) -> None:
