@@ -65,8 +65,9 @@ BASE = "inference"
 Step = Callable[[], object]
 
 
-def ours(mode: str) -> Callable[[nn.Module, Batch], Step]:
-    return lambda model, batch: our_step(model, held(model, POOL, mode), batch)
+def ours(mode: str, family: str = "hadamard") -> Callable[[nn.Module, Batch], Step]:
+    pool = Pool(POOL.key, POOL.size, family)
+    return lambda model, batch: our_step(model, held(model, pool, mode), batch)
 
 
 def factored(family: str) -> Callable[[nn.Module, Batch], Step]:
@@ -111,7 +112,7 @@ METHODS: dict[str, Callable[[nn.Module, Batch], Step]] = {
     BASE: inference,
     "streamed": ours("streamed"),
     "materialized": ours("materialized"),
-    "in place": ours("in place"),
+    "in place": ours("in place", "gaussian"),
     "factored, separable": factored("separable"),
     "factored, informed": factored("informed"),
     "the paper's and MeZO's way": paper_step,

@@ -7,11 +7,23 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from fedkseed import FedKSeedError, Pool, hold, materialize
-from fedkseed.weights.in_memory import InPlace, Written
+from fedkseed.models.quantised import quantise
+from fedkseed.weights import streamed
+from fedkseed.weights.base import Pooled
+from fedkseed.weights.in_memory import Materialized
 from fedkseed.weights.layout import Layout
+from fedkseed.weights.lazy import Lazy
+from fedkseed.weights.streamed import InPlace
 
 from ..conftest import CONFIGS, EVERYWHERE, tiny_llama
 from .test_streamed import coefficients
+
+
+def values(weights: Pooled) -> list[torch.Tensor]:
+    """The tuned weights as the model has them now."""
+    found = [getattr(*entry.places[0]) for entry in weights.layout.tuned]
+    return [tensor.whole() if isinstance(tensor, Lazy) else tensor.data for tensor in found]
+
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -115,12 +127,10 @@ def test_all_modes_and_materialize_give_the_same_bits_for_the_same_coefficients(
         base = [entry.tensor.clone() for entry in weights.layout.tuned]
         weights.load(c)
         digests.add(weights.digest())
-        if mode == "streamed":
-            continue  # writes nothing
-        for entry, w0 in zip(weights.layout.tuned, base, strict=True):
+        for entry, w0, w in zip(weights.layout.tuned, base, values(weights), strict=True):
             out = torch.empty_like(w0)
             materialize(w0, pool, c, out, tensor=entry.number)
-            assert torch.equal(out, entry.tensor)
+            assert torch.equal(out, w)
     assert len(digests) == 1
 
 
@@ -131,6 +141,7 @@ def test_after_200_steps_the_model_is_that_of_base_and_coefficients(dtype, famil
     """The client's model equals materialize(w_0, c + its own steps), bit for bit."""
     pool, rng = Pool(5, 32, family), np.random.default_rng(1)
     weights = hold(tiny_llama().to(dtype), pool, mode=mode)
+    bases = [entry.tensor.clone() for entry in weights.layout.tuned]
     weights.load(coefficients(32))
     for _ in range(200):
         j = int(rng.integers(32))
@@ -138,10 +149,10 @@ def test_after_200_steps_the_model_is_that_of_base_and_coefficients(dtype, famil
         weights.shift(j, -1e-3)
         weights.move(j, float(rng.normal()) * 1e-4)
     weights.settle()
-    for entry, base in zip(weights.layout.tuned, weights.base, strict=True):
+    for entry, base, w in zip(weights.layout.tuned, bases, values(weights), strict=True):
         want = torch.empty_like(base)
         materialize(base, pool, weights.c, want, tensor=entry.number)
-        assert torch.equal(entry.tensor, want)
+        assert torch.equal(w, want)
 
 
 @pytest.mark.parametrize("family", EVERYWHERE)
@@ -153,9 +164,9 @@ def test_the_running_sum_stays_close_to_the_sum_it_stands_for(family):
     weights.load(coefficients(32))
     for _ in range(200):
         weights.move(int(rng.integers(32)), float(rng.normal()) * 1e-4)
-    for entry, total in zip(weights.layout.tuned, weights.sums, strict=True):
+    for number, total in weights.sums.items():
         exact = torch.empty_like(total)
-        materialize(torch.zeros_like(total), pool, weights.c, exact, tensor=entry.number)
+        materialize(torch.zeros_like(total), pool, weights.c, exact, tensor=number)
         # 200 roundings of at most half a unit in the last place add up like a random walk; 4 sigma, doubled
         allowed = 8 * 200**0.5 * 2**-25 * float(exact.abs().max())
         assert float((total - exact).abs().max()) < allowed
@@ -173,11 +184,10 @@ def test_a_perturbation_leaves_nothing_behind(mode):
     assert weights.digest() == before
 
 
-@pytest.mark.parametrize("mode", ["materialized", "in place"])
-def test_a_step_writes_the_weights_twice(mode, monkeypatch):
-    written, write = [], Written._write
-    monkeypatch.setattr(Written, "_write", lambda self, *sums: written.append(sums) or write(self, *sums))
-    weights = hold(tiny_llama(), Pool(5, 32, "hadamard"), mode=mode)
+def test_a_step_writes_the_weights_twice(monkeypatch):
+    written, write = [], Materialized._write
+    monkeypatch.setattr(Materialized, "_write", lambda self, *sums: written.append(sums) or write(self, *sums))
+    weights = hold(tiny_llama(), Pool(5, 32, "hadamard"), mode="materialized")
     weights.load(np.zeros(32))
     written.clear()
     for j in range(10):
@@ -194,7 +204,96 @@ def test_restore_gives_back_the_base_model_bit_for_bit(mode):
     weights.restore()
     assert weights.digest() == weights.base_digest
     weights.settle()
-    assert all(torch.equal(e.tensor, b) for e, b in zip(weights.layout.tuned, weights.base, strict=True))
+    assert weights.digest() == weights.base_digest
+
+
+class Passes:
+    """The number of directions of each sum that is added to the running one."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.terms, add = list[int](), InPlace._add
+
+        def counted(weights, total, entries):
+            if entries:
+                self.terms.append(len(total._terms()[0]))
+            add(weights, total, entries)
+
+        monkeypatch.setattr(InPlace, "_add", counted)
+
+    def taken(self) -> list[int]:
+        """The passes since the last call, without those of single steps."""
+        found = [terms for terms in self.terms if terms > 1]
+        self.terms.clear()
+        return found
+
+
+def in_turns(weights: Pooled, c: np.ndarray, clients: int) -> list[tuple[list[float], str]]:
+    """Losses and digests of clients that take turns: each syncs, takes three steps, and is looked at."""
+    found = []
+    for client in range(clients):
+        weights.load(c)
+        total = [float(values(weights)[0].double().sum())]
+        for j in range(3):
+            weights.shift(client + j, 1e-2)
+            total.append(float(values(weights)[0].double().sum()))
+            weights.move(client + j, 1e-3)
+        weights.settle()
+        found.append((total, weights.digest().hex() if client == clients - 1 else ""))
+    return found
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_clients_that_take_turns_sum_all_directions_once_a_round(monkeypatch, quantised):
+    """The first round shows that they do; the model that a client ends with is made when somebody asks for it."""
+    passes, pool, made = Passes(monkeypatch), Pool(5, 32, "gaussian"), tiny_llama()
+    weights = hold(quantise(made, "Q8_0") if quantised else made, pool)
+    assert isinstance(weights, InPlace)
+    first, second = coefficients(32), 2 * coefficients(32)
+    one = in_turns(weights, first, 4)
+    assert passes.taken() == [32, 32, 32], "by the first two clients, and for the digest of the last"
+    two = in_turns(weights, second, 4)
+    assert passes.taken() == [32, 32]
+    weights.load(second)
+    assert passes.taken() == []
+    assert weights.again == weights.layout.size
+    monkeypatch.setattr(streamed, "_room", lambda device: 4000)  # enough for norms alone
+    poor = hold(quantise(tiny_llama(), "Q8_0") if quantised else tiny_llama(), pool)
+    assert [in_turns(poor, first, 4), in_turns(poor, second, 4)] == [one, two]
+    assert passes.taken() == [32] * 10
+    others = sum(entry.tensor.numel() for entry in weights.layout.tuned if entry.tensor.numel() >= 1000)
+    assert poor.again == weights.layout.size + 5 * others
+
+
+def test_a_client_alone_sums_all_directions_once_a_round_and_keeps_no_copy(monkeypatch):
+    passes, weights = Passes(monkeypatch), hold(tiny_llama(), Pool(5, 32, "rademacher"))
+    assert isinstance(weights, InPlace)
+    for round_ in range(1, 4):
+        weights.load(round_ * coefficients(32))
+        weights.load(round_ * coefficients(32))  # its gain is measured on the same model before
+        weights.move(3, 1e-3)
+        weights.settle()
+    assert passes.taken() == [32] * 3
+    assert not weights._kept
+
+
+def test_a_running_sum_leaves_the_models_own_weights_alone():
+    model = tiny_llama().bfloat16()
+    before = {name: (t.data_ptr(), t.clone()) for name, t in model.named_parameters()}
+    weights = hold(model, Pool(1, 64, "gaussian"))
+    weights.load(coefficients(64))
+    weights.both(3, 1e-3, lambda: 0.0)
+    weights.move(3, 1e-3)
+    weights.settle()
+    weights.digest()
+    weights.restore()
+    for name, tensor in model.named_parameters():
+        assert tensor.data_ptr() == before[name][0]
+        assert torch.equal(tensor, before[name][1])
+    weights.load(coefficients(64))
+    weights.keep()
+    kept = hold(tiny_llama().bfloat16(), Pool(1, 64, "gaussian"), mode="materialized")
+    kept.load(coefficients(64))
+    assert Layout(model).digest() == kept.digest()
 
 
 def test_an_unknown_mode_and_broken_coefficients_are_refused():

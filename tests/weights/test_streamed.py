@@ -65,6 +65,23 @@ def test_a_streamed_model_gives_the_losses_of_a_written_one_bit_for_bit(config, 
     assert found[0][1][0] != found[0][1][1]
 
 
+@pytest.mark.parametrize("family", ["gaussian", "rademacher"])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_a_model_with_a_running_sum_gives_the_losses_of_a_written_one_bit_for_bit(config, family):
+    """At w_0, where the running sum of a point has no other order of additions."""
+    found = []
+    for mode in ("in place", "materialized"):
+        model = model_of(config, torch.bfloat16)
+        weights = hold(model, Pool(1, 64, family), mode=mode)
+        weights.load(np.zeros(64))
+        loss = loss_of(model)
+        found.append([loss(), weights.both(3, 1e-2, loss), weights.both(5, 1e-2, loss)])
+        weights.load(coefficients(64))
+        found[-1] += [loss(), weights.digest()]
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1][0] != found[0][1][1]
+
+
 def test_rows_made_a_few_at_a_time_give_the_same_values(monkeypatch):
     monkeypatch.setattr(lazy_module, "TILE", 32 * 7)  # seven rows of 32
     losses = []

@@ -36,6 +36,7 @@ from ..weights.base import Pooled, Weights
 from ..weights.full import FullWeights
 from ..weights.layout import Layout
 from ..weights.modes import hold
+from ..weights.streamed import InPlace
 from ..wire.records import Run
 from .loop import Finished, provenance
 from .privacy_plan import private_steps
@@ -290,6 +291,9 @@ class WithModel:
         if (tail := tail_of(setup.model)) is not None and tail.left_out:
             said = f"{tail.left_out:,} of {tail.passes:,} passes of the first layers"
             setup.progress.note(f"{said} found no room in memory for their states, and are made again each time")
+        if isinstance(setup.weights, InPlace) and setup.weights.again:
+            said = f"sums of {setup.weights.again:,} weights were made again for clients that begin with the same model"
+            setup.progress.note(f"{said}: the first for each, and those for which memory has no room")
         output = setup.save(state, store)
         seconds = None if setup.algorithm.strategy.remembers else setup.load(state)
         lora = lora_size(setup.weights.layout.shapes) if setup.algorithm.pooled else None

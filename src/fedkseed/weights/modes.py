@@ -9,10 +9,9 @@ from ..directions.factors import Basis
 from ..errors import FedKSeedError
 from .base import Pooled
 from .factored import FactoredWeights
-from .in_memory import InPlace, Materialized
+from .in_memory import Materialized
 from .layout import Layout
-from .lazy import Lazy
-from .streamed import Streamed
+from .streamed import InPlace, Streamed
 
 MODES = {"streamed": Streamed, "materialized": Materialized, "in place": InPlace, "factored": FactoredWeights}
 
@@ -20,7 +19,7 @@ MODES = {"streamed": Streamed, "materialized": Materialized, "in place": InPlace
 def hold(
     model: nn.Module, pool: Pool, tuned: Sequence[str] = ("*",), mode: str = "auto", basis: Basis | None = None
 ) -> Pooled:
-    """Take over a model's weights; `auto` makes none for factored directions, and streams them if that is cheap.
+    """Take over a model's weights; `auto`: no weights for factored directions, a sum a point if that is cheap.
 
     Args:
         basis: the factors of the pool's directions, for the families that need them.
@@ -28,8 +27,7 @@ def hold(
     layout = Layout(model, tuned)
     pool = pool.fitted(layout.shapes, basis)
     if mode == "auto":
-        quantised = any(isinstance(entry.tensor, Lazy) for entry in layout.tuned)
-        mode = "factored" if pool.factored else "streamed" if pool.transformed or quantised else "in place"
+        mode = "factored" if pool.factored else "streamed" if pool.transformed else "in place"
     if mode not in MODES:
         raise FedKSeedError(f"no mode is called {mode!r}; choose auto, {' or '.join(MODES)}")
     return MODES[mode](layout, pool)
