@@ -293,7 +293,7 @@ class WithModel:
             setup.progress.note(f"{said} found no room in memory for their states, and are made again each time")
         if isinstance(setup.weights, InPlace) and setup.weights.again:
             said = f"sums of {setup.weights.again:,} weights were made again for clients that begin with the same model"
-            setup.progress.note(f"{said}: the first for each, and those for which memory has no room")
+            setup.progress.note(f"{said}: memory has no room to keep them")
         output = setup.save(state, store)
         seconds = None if setup.algorithm.strategy.remembers else setup.load(state)
         lora = lora_size(setup.weights.layout.shapes) if setup.algorithm.pooled else None

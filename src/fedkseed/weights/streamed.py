@@ -166,8 +166,9 @@ class InPlace(Streamed):
         super().load(c)
         begun = self.c.tobytes()
         if begun == self._begun and self._of != begun:
+            lacking = [total.numel() for number, total in self.sums.items() if number not in self._kept]
+            self.again += sum(lacking) if self._turns else 0
             self._turns = True
-            self.again += sum(total.numel() for number, total in self.sums.items() if number not in self._kept)
         elif begun != self._begun:
             self._begun, self._kept = begun, {}
         self._ready()
@@ -192,8 +193,8 @@ class InPlace(Streamed):
 
     def move(self, direction: int, step: float) -> None:
         self._ready()
-        self._add(self._along(direction, step), self.layout.tuned)
         self._of = b""
+        self._add(self._along(direction, step), self.layout.tuned)
         super().move(direction, step)
 
     def restore(self) -> None:
@@ -211,15 +212,15 @@ class InPlace(Streamed):
         """Make the sums those of c, where they are to be exact and are not."""
         if not self._due:
             return
-        self._due, c = False, self.c.tobytes()
-        if c == self._of:
+        if (c := self.c.tobytes()) == self._of:
+            self._due = False
             return
-        kept = self._kept if c == self._begun else {}
+        self._of, kept = b"", self._kept if c == self._begun else {}
         for number, total in self.sums.items():
             total.copy_(kept[number]) if number in kept else total.zero_()
         others = [entry for entry in self.layout.tuned if entry.number not in kept]
         self._add(DirectionSum(self.pool, *self.pool.dense(self.c)), others)
-        self._of = c
+        self._of, self._due = c, False
 
     def _add(self, total: DirectionSum, entries: Sequence[TensorEntry]) -> None:
         total.combine([Piece(e.number, self.sums[e.number], self.sums[e.number]) for e in entries])
