@@ -52,7 +52,7 @@ HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ra
 
 # Modules that have no test file of their own name, and the file that tests them.
 TESTED_IN = {
-    "__main__": "network/https/test_commands.py",
+    "__main__": "cli/test_stopping.py",
     "data.batches": "data/test_wording.py",
     "data.encoder": "data/test_federated.py",
     "data.held_out": "evaluation/test_sets.py",

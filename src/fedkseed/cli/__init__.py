@@ -39,7 +39,7 @@ fedkseed generate runs/recipe "A question"
 """
 EXIT_CODES = (
     f"Exit codes: 0 done; {REFUSED} refused, with the reason in one line on stderr; {DIVERGED} the run diverged and "
-    f"was ended, its best model is kept; {INTERRUPTED} stopped by Ctrl-C; 1 an error of the program itself."
+    f"was ended, its best model is kept; {INTERRUPTED} stopped by Ctrl-C or SIGTERM; 1 an error of the program itself."
 )
 
 app = Typer(

@@ -1,10 +1,9 @@
 """The commands of a federation over a network: serve, shard and join over HTTPS, and peer without a server."""
 
 import os
-import signal
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
@@ -77,22 +76,14 @@ def begun(recipe: Path, changes: list[str] | None, output: Path | None, *places:
     """
     from ..network.protocol.server.serving import begin
 
-    prepare()
+    keep_private()
     directory = output or Path("runs") / recipe.stem
     return begin(recipe, changes or (), directory, *places), directory
 
 
-def prepare() -> None:
-    """Keep all files of a command and its children private, and let SIGTERM end it as Ctrl-C does.
-
-    Ctrl-C ends the children first, and prints a line.
-    """
+def keep_private() -> None:
+    """Keep all files of a command and its children private."""
     os.umask(0o077)
-
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
 
 
 @contextmanager
@@ -177,7 +168,7 @@ def shard(
     from ..network.protocol.certs import require_identity
 
     address = _address(host, port, tls, strangers)
-    prepare()
+    keep_private()
     require_identity(ca, key)
     directory = state or Path("runs") / key.name
     with stoppable("goes on with this shard"):
@@ -220,7 +211,7 @@ def join(
     from ..network.protocol.certs import require_identity
     from ..network.protocol.client.recipe_consent import OwnerSettings, owner_of, usable_rows
 
-    prepare()
+    keep_private()
     owner = owner_of(data, model, device, policy, basis, members)
     require_identity(ca, key)
     directory = state or Path("runs") / key.name
@@ -282,7 +273,7 @@ def peer(
     host, _, port = listen.rpartition(":")
     if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise FedKSeedError(f"--listen takes HOST:PORT, as 0.0.0.0:8443, got {listen!r}")
-    prepare()
+    keep_private()
     wanted = own_recipe(recipe, changes or ()).absolute()
     owner = owner_of(data, model, device, policy, basis, None)
     require_identity(ca, key)

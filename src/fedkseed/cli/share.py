@@ -69,11 +69,9 @@ def serve_model(
     from ..network.http_server import listen, serve_locally
     from ..tuned.endpoint import application, load, require_server
     from ..tuned.load import open_ready
-    from .network import prepare
 
     require_server()
     opened = open_ready(adapter, model, note)
-    prepare()
     with suppress(KeyboardInterrupt), listen(host, port) as at:
         models, key = load(opened), secrets.token_urlsafe(16)
         names, place = " and ".join(models), "http://{}:{}/v1".format(*at.getsockname())

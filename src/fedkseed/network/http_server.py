@@ -271,13 +271,13 @@ def serving(
     server = uvicorn.Server(config)
     with closing(at):
         thread = threading.Thread(target=server.run, args=([at],), daemon=True)
-        thread.start()
-        end = time.monotonic() + START
-        while not server.started:
-            if not thread.is_alive() or time.monotonic() > end:
-                raise FedKSeedError("the server at {}:{} did not start".format(*at.getsockname()))
-            time.sleep(0.01)
         try:
+            thread.start()
+            end = time.monotonic() + START
+            while not server.started:
+                if not thread.is_alive() or time.monotonic() > end:
+                    raise FedKSeedError("the server at {}:{} did not start".format(*at.getsockname()))
+                time.sleep(0.01)
             yield
         finally:
             server.should_exit = True
@@ -298,4 +298,5 @@ def serve_locally(app: Any, at: socket.socket, host: str, token: str, ready: Cal
     """
     with serving(Doorkeeper(app, host, token), at, None, Crowd(limits.CONNECTIONS)):
         ready()
-        threading.Event().wait()
+        while True:  # a signal just before a wait without end would be noticed after it
+            time.sleep(1)

@@ -81,15 +81,19 @@ class Peers:
 
     def run(self, number: int, *more: object) -> Program:
         """Start a peer, or start it again."""
-        program = Program(
-            self.folder / f"{number}.log", "peer", self.folder / "recipe.toml",
-            "--peers", self.folder / f"peers-{number}.toml", "--data", self.folder / "data" / f"{number:03}.jsonl",
-            "--key", self.folder / f"key-{number}", "--cert", self.keys / f"client-{number}.pem",
-            "--ca", self.keys / "ca.pem", "--listen", f"127.0.0.1:{self.listens[number]}",
-            "--state", self.state(number), "--policy", self.folder / "policy.toml", "--json", *more,
-        )  # fmt: skip
+        own = ("--state", self.state(number), "--json", *more)
+        program = Program(self.folder / f"{number}.log", "peer", *self.arguments(number, self.listens[number]), *own)
         self.programs[number] = program
         return program
+
+    def arguments(self, number: int, port: object) -> tuple[object, ...]:
+        """Those of a peer that listens on a port, but for its state."""
+        return (
+            self.folder / "recipe.toml", "--policy", self.folder / "policy.toml",
+            "--peers", self.folder / f"peers-{number}.toml", "--data", self.folder / "data" / f"{number:03}.jsonl",
+            "--key", self.folder / f"key-{number}", "--cert", self.keys / f"client-{number}.pem",
+            "--ca", self.keys / "ca.pem", "--listen", f"127.0.0.1:{port}",
+        )  # fmt: skip
 
     def state(self, number: int) -> Path:
         return self.folder / f"p{number}"
