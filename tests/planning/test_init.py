@@ -284,7 +284,7 @@ def test_a_recipe_for_a_network_is_served_as_it_is(one_file, tmp_path, model_fol
     assert done.output.count("warning") == 1
     assert f"warning: {2 if one_file else 6} held-out rows show little of what a run gains: give 10 or " in done.output
     assert re.search(r"(?m)^lr = .* # measured: ", path.read_text())
-    recipe = begin(path, (), tmp_path / "run")
+    recipe = begin(path, (), tmp_path / "run", note=print)
     Policy().require(parse(tables(recipe_for_clients(recipe, 3))))
     held_out, _ = own_held_out(recipe, load_tokenizer(str(model_folder)))
     assert recipe.clients.cohort == 3

@@ -78,7 +78,7 @@ def begun(recipe: Path, changes: list[str] | None, output: Path | None, *places:
 
     keep_private()
     directory = output or Path("runs") / recipe.stem
-    return begin(recipe, changes or (), directory, *places), directory
+    return begin(recipe, changes or (), directory, *places, note=say), directory
 
 
 def keep_private() -> None:

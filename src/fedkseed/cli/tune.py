@@ -265,13 +265,14 @@ def compare(
     if unknown := [name for name in names if name not in ALGORITHMS and not is_own(name)]:
         raise FedKSeedError(f"no algorithm is called {unknown[0]!r}; choose from {', '.join(ALGORITHMS)}")
     require_ready(parsed)
+    from ..models.dtypes import with_dtype
     from ..planning.compare import compare as measure_all
     from ..report.tables import print_costs, print_costs_head
 
     rows = []
     with Bars(0) as bars:
         bars.begin("measuring algorithms", len(names))
-        for name, outcome in measure_all(parsed, names):
+        for name, outcome in measure_all(with_dtype(parsed, bars.note), names):
             bars.advance()
             if isinstance(outcome, FedKSeedError):
                 say(f"{name} can't run this recipe: {outcome}")

@@ -24,6 +24,7 @@ from ..data.split import OwnedRow, rows_of
 from ..directions.factors import Basis, Factor, Matrix
 from ..directions.pool import Pool
 from ..errors import FedKSeedError
+from ..models.dtypes import with_dtype
 from ..models.load import load_model
 from ..models.loss import graph_loss
 from ..randomness import Purpose, generator
@@ -125,6 +126,7 @@ def basis_of(
     Raises:
         FedKSeedError: the data or the model can't be read, or see `make_basis` and `rescaled`.
     """
+    recipe = with_dtype(recipe, progress.note)
     options, tokenizer = recipe.model, tokenizer_of(recipe, progress)
     is_archive = ".tar" in Path(data).name
     tasks = [first for first, *_ in subsample(data, recipe.seed).clients.values()] if is_archive else []

@@ -6,6 +6,7 @@ from typing import Any
 import tomlkit
 
 from ..files import border, write_atomically
+from ..models.dtypes import with_dtype
 from ..recipe.basis_digest import with_basis
 from ..recipe.reading import load_recipe
 from ..recipe.rules import Where, checked_algorithm
@@ -16,13 +17,15 @@ from ..run.progress import Progress, Silent
 def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, object]]:
     """Load the model of a recipe's file, and write `digest` into its table [model]; returns what is written, by table.
 
-    Where the output layer or the last layers are tuned, the names of their weights are written, too, as `tuned`; where
-    a basis has the directions, its digest, as `basis_digest` of [directions]. Comments and order of the file stay.
+    In place of the type `auto` the measured one is written. Where the output layer or the last layers are tuned, the
+    names of their weights are written, too, as `tuned`; where a basis has the directions, its digest, as `basis_digest`
+    of [directions]. Comments and order of the file stay.
 
     Raises:
         FedKSeedError: the recipe can't be read or written, or its model can't be loaded.
     """
-    recipe, progress = load_recipe(path), progress or Silent()
+    progress = progress or Silent()
+    recipe = with_dtype(as_written := load_recipe(path), progress.note)
     algorithm, model, directions = checked_algorithm(recipe), recipe.model, recipe.directions
     unpinned = {
         "model": model.model_copy(update={"digest": None}),
@@ -34,6 +37,8 @@ def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, obj
 
     setup = build(anew, tokenizer_of(anew, progress), basis, serves=False, progress=progress)
     written: dict[str, dict[str, object]] = {"model": {"digest": setup.weights.base_digest.hex()}}
+    if as_written.model.dtype != model.dtype:
+        written["model"]["dtype"] = model.dtype
     if (algorithm.tuned == "output" or (model.last_layers and not algorithm.adapts)) and model.tuned is None:
         written["model"]["tuned"] = list(setup.patterns)
     if basis is not None:

@@ -279,6 +279,8 @@ RULES: dict[Where, dict[str, Condition]] = {
         "use --engine own": lambda r, a: r.privacy and (r.protecting("example") or r.secure)
     },
     Where.NETWORK: {
+        "[model] dtype = 'auto' is measured on one machine, and all parties take the same type: `fedkseed pin RECIPE` "
+        "writes it": lambda r, a: r.model.dtype == "auto",
         # Parties with files of their own: nobody runs code of another, and nobody sees another's rows.
         "[training] algorithm = {name!r} would run code of the server's on the clients' machines; over a network "
         "it is one of {got}": lambda r, a: r.training.algorithm not in ALGORITHMS and ", ".join(ALGORITHMS),

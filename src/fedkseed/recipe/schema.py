@@ -22,6 +22,7 @@ from . import own_code
 VERSION = 1  # the next one reads a key otherwise than this one, or lacks it: docs/policies.md
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 def _portion(value: Any) -> Any:
@@ -69,7 +70,8 @@ class ModelTable(Table):
     """The base model, its storage, and the part of it that is tuned."""
 
     name: Annotated[str, Field(description="folder, .gguf file, package:NAME/FILE.gguf, or owner/name on the hub")]
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the weights when they are used
+    # Of the weights when they are used; auto: bfloat16 where the first machine is as quick in it, else float32.
+    dtype: Literal[Dtype, "auto"] = "float32"
     storage: Literal["dense", "as stored", "Q8_0", "Q4_0", "Q4_1"] = "dense"  # of the base weights in memory
     device: str = "auto"  # cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of the base weights w_0: by `fedkseed pin`
@@ -83,6 +85,8 @@ class ModelTable(Table):
     def problems(self) -> Iterator[str]:
         if self.storage != "dense" and self.mode not in ("auto", "streamed", "factored"):
             yield f"weights kept {self.storage} can't be written to; set mode = 'streamed', not {self.mode!r}"
+        if self.digest is not None and self.dtype == "auto":
+            yield "digest is that of weights in one type: give their dtype in place of 'auto', or leave digest out"
         if self.head and self.last_layers is None:
             yield "head tunes the output layer beside the last layers; set last_layers, too, or leave it out"
 

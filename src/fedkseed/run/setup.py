@@ -21,6 +21,7 @@ from ..evaluation.objectives import Objective, objective_of
 from ..evaluation.statistics import NOT_EVALUATED, Evaluation
 from ..files import folder
 from ..local.client import Client
+from ..models.dtypes import note_if_slow
 from ..models.hidden_states import KeptStates, can_keep_states, remember
 from ..models.load import load_model, load_tokenizer, require_causal, save_model, save_tokenizer
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
@@ -205,6 +206,7 @@ def build(
     progress.note(f"loading the model {options.name}")
     model = load_model(options.name, options.dtype, options.storage, options.device)
     require_causal(model, options.name)
+    note_if_slow(options.dtype, options.device, progress.note)
     patterns: Sequence[str] = PATTERNS.get(algorithm.tuned, ())
     if algorithm.adapts:
         model = attach(model, algorithm.tuned, recipe.peft, recipe.seed, options.last_layers)

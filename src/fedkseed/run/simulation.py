@@ -13,6 +13,7 @@ from ..data.federated import ClientShares, share_out
 from ..errors import FedKSeedError
 from ..evaluation.metrics import metrics_of
 from ..local.client import Client
+from ..models.dtypes import with_dtype
 from ..recipe.basis_digest import with_basis
 from ..recipe.rules import Where, checked_algorithm, require_legal
 from ..recipe.schema import Recipe
@@ -45,7 +46,7 @@ class Simulation:
         tokenizer: the model's, where it is loaded already.
 
     Attributes:
-        recipe: the recipe, with the digest of its basis.
+        recipe: the recipe, with the digest of its basis, and a type of weights in place of `auto`.
         setup: the model, which all clients share, and the strategy.
         shares: the data.
         carry: the transport of another engine, whose clients keep no broadcast, in place of `transport`; None: none.
@@ -55,8 +56,8 @@ class Simulation:
         self, recipe: Recipe, progress: Progress | None = None, shares: ClientShares | None = None, serves: bool = True,
         secret: bytes = b"", tokenizer: Any = None,
     ) -> None:  # fmt: skip
-        recipe, basis = with_basis(recipe)
         self.progress, self.stopwatch = progress or Silent(), Stopwatch()
+        recipe, basis = with_basis(with_dtype(recipe, self.progress.note))
         checked_algorithm(recipe, Where.SIMULATION)
         tokenizer = tokenizer_of(recipe, self.progress) if tokenizer is None else tokenizer
         self.shares = shares or share_out(recipe, tokenizer, self.progress.note)

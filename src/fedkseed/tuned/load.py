@@ -17,7 +17,7 @@ from ..models.checkpoint import ADAPTERS, adapter_config, require_no_adapters, s
 from ..models.place import find, require_there
 from ..recipe.basis_digest import with_basis
 from ..recipe.rules import checked_algorithm
-from ..recipe.schema import ModelTable
+from ..recipe.schema import Dtype
 from ..run.loop import WithoutModel
 from ..run.store import Store, runs_near
 from ..run.verify import begun_with, with_noise_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # a place is looked at before PyTorch is loaded
     from torch import nn
 
 ADAPTER, CARD = "adapter.safetensors", "README.md"
-DTYPES = get_args(ModelTable.model_fields["dtype"].annotation)
+DTYPES = get_args(Dtype)
 CARD_ENTRY = "fedkseed"  # in a card's front matter: what evaluation needs to know of the exported model
 
 

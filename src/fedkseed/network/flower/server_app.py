@@ -48,7 +48,7 @@ def run_rounds(recipe: Path, directory: Path, keys: Path | None, grid: Grid, pro
     Raises:
         FedKSeedError: see `main`.
     """
-    wanted = serving.begin(recipe, (), directory, Where.FLOWER_SERVER)
+    wanted = serving.begin(recipe, (), directory, Where.FLOWER_SERVER, note=progress.note)
     with exclusive(directory / FOLDER / "server.lock", f"another ServerApp works on {directory}; stop it first"):
         Store(directory).change_recipe(wanted.to_toml())  # [network] may be another than the last time
         if keys is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ....errors import FedKSeedError
 from ....evaluation.statistics import Gain
+from ....models.dtypes import with_dtype
 from ....models.place import require_device
 from ....recipe.algorithms import algorithm_of
 from ....recipe.reading import own_recipe
@@ -31,7 +32,7 @@ from .clients import RemoteClients
 from .rounds import federation, why_model
 
 
-def begin(file: Path, changes: Sequence[str], directory: Path, *places: Where) -> Recipe:
+def begin(file: Path, changes: Sequence[str], directory: Path, *places: Where, note: Callable[[str], object]) -> Recipe:
     """The recipe of a server; its run's directory is made, or holds the same run, which can go on.
 
     Args:
@@ -43,12 +44,15 @@ def begin(file: Path, changes: Sequence[str], directory: Path, *places: Where) -
         FedKSeedError: the recipe can't be followed over a network, or the directory holds a run of another.
     """
     wanted = with_network_defaults(own_recipe(file, changes)).absolute()
+    begun = Store(directory).load_recipe() if (directory / "recipe.toml").exists() else None
+    if begun is not None and wanted.model.dtype == "auto":  # the run that goes on has measured
+        wanted = wanted.model_copy(update={"model": wanted.model.model_copy(update={"dtype": begun.model.dtype})})
+    wanted = with_dtype(wanted, note)
     require_legal(wanted, Where.NETWORK, *places)  # now, and not when the clients are there
     if why_model(wanted, algorithm_of(wanted.training.algorithm)) is not None:
         require_device(wanted.model.device)
     Trackers(wanted.report.to, Silent().note)  # refuses one whose package is missing
-    if (directory / "recipe.toml").exists():
-        begun = Store(directory).load_recipe()
+    if begun is not None:
         if begun.model_copy(update={"network": wanted.network, "report": wanted.report}) != wanted:
             raise FedKSeedError(
                 f"{directory} holds a run of another recipe than {file}: undo the change, or choose another "
