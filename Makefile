@@ -64,7 +64,7 @@ docs: .venv/installed-dev
 
 .venv/installed-dev: .venv/installed
 	$(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
-	$(BIN)/python -m pip install --quiet --no-deps byzfl==0.0.11 opacus==1.6.0 opt-einsum==3.4.0 # oracles of tests, which would bring another PyTorch
+	$(BIN)/python -m pip install --quiet --no-deps byzfl==0.0.11 opacus==1.6.0 opt-einsum==3.4.0 sentencepiece==0.2.3 # oracles of tests, which would bring another PyTorch
 	touch $@
 
 # SmolLM2-135M-Instruct as GGUF (Apache-2.0, 98 MB). Its own dependencies compile for minutes and are not needed.

@@ -53,7 +53,7 @@ FAULTS = {
     "no such GGUF file": ("model.name={0}/model.gguf", "no model at"),
     "no such package of a model": ("model.name=package:no_such_model/m.gguf", "is not installed"),
     "a model without a tokenizer": ("model.name={0}/mute", "the folder has no tokenizer.json"),
-    "a model in pickles": ("model.name={0}/pickles", "a pickle, which can run code"),
+    "a model in pickles": ("model.name={0}/pickles", "in pickles, which can run code"),
     "no such file of rows": ("data.source={0}/nothing.csv", "nothing.csv"),
     "a faulty row": ("data.source={0}/faulty.jsonl", "line 2"),
     "no such column": ("data.columns.instruction=quetsion", "quetsion"),
@@ -140,9 +140,11 @@ def cases(folder: Path) -> Iterator[Case]:
         yield Case(command, "another folder", (command, there, *more), "there")
     for command, more in {"generate": ("Hello",), "export": (new,), "serve-model": (), "eval --data x": ()}.items():
         first, *others = command.split()
-        yield Case(command, "a model in pickles", (first, f"{folder}/pickles", *more, *others), "a pickle")
+        yield Case(command, "a model in pickles", (first, f"{folder}/pickles", *more, *others), "in pickles")
     yield Case("export", "the folder is there", ("export", f"{folder}/model", there), "exists already")
     yield Case("export", "no such format", ("export", f"{folder}/model", new, "--format", "onnx"), "'onnx'")
+    yield Case("convert", "no pickles", ("convert", f"{folder}/model", new), "has no pytorch_model*.bin")
+    yield Case("convert", "the folder is there", ("convert", f"{folder}/pickles", there), "exists already")
     yield Case("untie", "no such model", ("untie", f"{folder}/nowhere", new), "no model at")
     yield Case("untie", "the folder is there", ("untie", f"{folder}/model", there), "exists already")
     yield Case("reproduce", "no such experiment", ("reproduce", "figure-99"), "figure-99")

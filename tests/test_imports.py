@@ -32,7 +32,8 @@ strategies.uploads strategies.averaging strategies.replay strategies.checks stra
 strategies.tree secure secure.accounting secure.grid secure.masks secure.member secure.noise secure.server round
 recipe.basis_digest recipe.own_code recipe.schema recipe.algorithms recipe.rules recipe.reading data.file_formats
 data.layouts data.sources data.natural_instructions data.batches data.split data.encoder data.held_out data.federated
-models.checkpoint models.place tuned.untie planning.pin run.prerequisites planning.init tuned.load tuned.formats
+models.checkpoint models.dtypes models.place tuned.convert tuned.untie planning.pin run.prerequisites planning.init
+tuned.load tuned.formats
 evaluation.statistics run.loop run.store run.best_round run.progress
 run.round_metrics run.cohort run.privacy_plan run.activity run.trackers
 report.watch_state report.watch_page report.terminal report.bars report.results report.rounds

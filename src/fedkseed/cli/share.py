@@ -1,4 +1,4 @@
-"""Commands that hand models on: tuned ones as folders or by an endpoint, base models with digests or untied."""
+"""Commands that hand models on: tuned ones as folders or by an endpoint, base models pinned, converted or untied."""
 
 import secrets
 from contextlib import suppress
@@ -98,6 +98,24 @@ def untie(
     note(f"loading the model {model}")
     more = write(model, output, dtype)
     say(f"wrote the model to {output}, with {more:,} weights more")
+
+
+def convert(
+    model: Annotated[Path, Argument(help="Folder with pytorch_model*.bin.")],
+    output: Annotated[Path, Argument(help="New folder for the model; it must not exist yet.")],
+) -> None:
+    """Write a model whose weights are pickles as safetensors, with a tokenizer.json; no other command opens a pickle.
+
+    A pickle can run code when it is read: one that calls anything but what makes tensors is refused. What was written
+    is compared with the pickle, and loaded, before the folder gets its name.
+
+    fedkseed convert downloads/open_llama_3b models/open_llama_3b
+    """
+    from ..tuned.convert import convert as write
+
+    note(f"reading the pickles of {model}")
+    count, size = write(model, output)
+    say(f"wrote the model to {output}: {count} tensors of {size:,} bytes, equal to those of {model}, and loaded once")
 
 
 def pin(recipe: RecipeFile) -> None:

@@ -10,7 +10,8 @@ from safetensors import SafetensorError, safe_open
 from ..errors import FedKSeedError, first_line
 from ..files import read_table
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE, INDEX, PICKLE_INDEX = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin.index.json"
+CONVERT = "its weights in pickles, which can run code when read; make safetensors of them: fedkseed convert"
 ADAPTERS = "adapter_config.json"  # of a folder of peft's
 NUMBERS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types that hold weights as they are
 # Tensors that transformers once stored, and computes now: tables of positions, and what masks attention.
@@ -95,11 +96,8 @@ def require_readable(folder: Path) -> None:
         if absent := [file.name for file in files if not file.is_file()]:
             raise FedKSeedError(f"{folder} lacks {absent[0]}, which its {INDEX} names; get the whole model")
     elif not files[0].is_file():  # without weights at all it is refused where they are loaded
-        if pickles := [*folder.glob("pytorch_model*.bin")]:
-            raise FedKSeedError(
-                f"{folder} can't be loaded: its weights are in {min(pickles).name}, a pickle, which can run code when "
-                "it is read; take the model in safetensors, or convert it: load it by transformers, and save_pretrained"
-            )
+        if any(folder.glob("pytorch_model*.bin")):
+            raise FedKSeedError(f"{folder} has {CONVERT} {folder} NEW")
         return
     places = dict[str, Path]()
     for file in files:

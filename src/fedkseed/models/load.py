@@ -17,6 +17,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from ..errors import FedKSeedError, first_line
 from ..files import read_table
+from . import sentencepiece
 from .checkpoint import require_dense, require_used, settle_ties
 from .gguf_config import gguf_config
 from .gguf_header import read_once, require_sane
@@ -140,7 +141,9 @@ def load_tokenizer(model: str) -> Any:
     """
     source = require_there(model)
     with _readable(f"the tokenizer of {model} can't be loaded", source):
-        tokenizer: Any = AutoTokenizer.from_pretrained(source.name, trust_remote_code=False, **source.options)
+        tokenizer: Any = sentencepiece.load(Path(source.name)) if source.gguf_path is None else None
+        if tokenizer is None:
+            tokenizer = AutoTokenizer.from_pretrained(source.name, trust_remote_code=False, **source.options)
     config = _config(source, model)
     if tokenizer.eos_token_id is None:
         raise FedKSeedError(f"the tokenizer of {model} has no end-of-text token; responses could not end")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FedKSeedError, first_line
-from .checkpoint import require_no_adapters, require_readable
+from .checkpoint import CONVERT, PICKLE_INDEX, require_no_adapters, require_readable
 
 TOKENIZERS = ("tokenizer.json", "tokenizer*.model", "vocab.*", "*.tiktoken", "spiece.model")  # files of a folder
 HUB_SECONDS = 10  # until the hub has answered
@@ -89,11 +89,14 @@ def _require_on_hub(model: str) -> None:
     """Ask once for what transformers would ask for again and again for a minute."""
     from huggingface_hub import HfApi, try_to_load_from_cache
 
+    names = list[str]()
     try:
         if not isinstance(try_to_load_from_cache(model, "config.json"), str):
-            HfApi().model_info(model, timeout=HUB_SECONDS)
+            names = [file.rfilename for file in HfApi().model_info(model, timeout=HUB_SECONDS).siblings or ()]
     except Exception as error:  # of the name, of the hub, and of the way there
         raise FedKSeedError(
             f"no model at {model}: there is no such folder here, and on the hub it can't be found "
             f"({first_line(error)}); correct the name, or give a folder or a .gguf file"
         ) from error
+    if {"pytorch_model.bin", PICKLE_INDEX} & {*names} and not any(name.endswith(".safetensors") for name in names):
+        raise FedKSeedError(f"{model} has {CONVERT} FOLDER NEW, after hf download {model} --local-dir FOLDER")

@@ -1,0 +1,118 @@
+"""Tokenizers of Llama's kind in SentencePiece's own file alone, `tokenizer.model`, without the package of that name.
+
+transformers 5 needs that package and a protobuf that fits it (0.2.3 refuses protobuf 6, which Flower takes), and leaves
+out the file's normalisation, so that OpenLLaMA's texts get other tokens. The numbers of fields below are those of
+https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto.
+"""
+
+import json
+import shutil
+import struct
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from ..errors import FedKSeedError
+from ..files import read_table, read_whole
+
+FILE, SETTINGS = "tokenizer.model", "tokenizer_config.json"
+OTHERS = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+CLASSES = (None, "LlamaTokenizer", "LlamaTokenizerFast")  # whose tokens have the numbers of the file's pieces
+MOST, LONGEST = 1 << 23, 256  # bytes, and letters of a piece; the file of 256,000 pieces has 4 MB, spaces have 16
+NORMAL, CONTROL, USER = 1, 3, 4  # kinds of pieces
+BYTE_PAIRS = 2  # kind of a model
+
+
+def load(folder: Path) -> Any | None:
+    """The tokenizer of a folder, loaded by transformers from a `tokenizer.json` that is made; None: it is of others.
+
+    Raises:
+        FedKSeedError: the file is damaged, or has unigrams or pieces of a user's, which Llama's kind has not.
+    """
+    about = read_table(folder / SETTINGS, by_hand=True) if (folder / SETTINGS).is_file() else {}
+    there = (folder / FILE).is_file() and not (folder / "tokenizer.json").exists()
+    if not there or about.get("tokenizer_class") not in CLASSES:
+        return None
+    backend, special = _backend(read_whole(folder / FILE, MOST, str(folder / FILE)), about)
+    with TemporaryDirectory() as place:
+        for name in filter(lambda name: (folder / name).is_file(), OTHERS):
+            shutil.copy(folder / name, place)
+        backend.save(f"{place}/tokenizer.json")
+        settings = {**special, **about, "tokenizer_class": "PreTrainedTokenizerFast"}
+        (Path(place) / SETTINGS).write_text(json.dumps(settings))
+        return PreTrainedTokenizerFast.from_pretrained(place)
+
+
+def _backend(content: bytes, about: dict[str, Any]) -> tuple[Tokenizer, dict[str, str]]:
+    """The tokenizer that a file describes, and the texts of its special tokens."""
+    whole = _message(content)
+    pieces = [_message(piece) for piece in whole[1]]
+    trainer, rules = (_message(b"".join(whole.get(number, ()))) for number in (2, 3))
+    texts, kinds = [piece[1][-1].decode() for piece in pieces], [_last(piece, 3, NORMAL) for piece in pieces]
+    if _last(trainer, 3, 1) != BYTE_PAIRS or USER in kinds or max(map(len, texts)) > LONGEST:
+        raise FedKSeedError(f"{FILE} is not of Llama's kind (byte pairs, no pieces of a user's); add a tokenizer.json")
+    ranks = {  # the highest score is merged first
+        text: -struct.unpack("<f", piece[2][-1])[0]
+        for text, kind, piece in zip(texts, kinds, pieces, strict=True)
+        if kind == NORMAL
+    }
+    cuts = ((rank, text[:k], text[k:]) for text, rank in ranks.items() for k in range(1, len(text)))
+    merges = [cut[1:] for cut in sorted(cut for cut in cuts if cut[1] in ranks and cut[2] in ranks)]
+    fields = {"unk_token": (40, 0), "bos_token": (41, 1), "eos_token": (42, 2)}  # −1, as unsigned: none
+    special = {name: texts[n] for name, field in fields.items() if (n := _last(trainer, *field)) < len(texts)}
+    vocabulary, unknown = {text: n for n, text in enumerate(texts)}, special.get("unk_token")
+    pairs = BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=bool(_last(trainer, 35, 0)))
+    backend = Tokenizer(pairs)
+    steps: list[Any] = [normalizers.Precompiled(letters) for letters in rules.get(2, ()) if letters]
+    if _last(rules, 4, 1):  # spare spaces go; other white space stays
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    prefix, everywhere = bool(_last(rules, 3, 1)), about.get("legacy") is not False  # or not behind special tokens
+    steps += [normalizers.Prepend("▁")] * (prefix and everywhere)
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    if prefix and not everywhere:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first", split=False)
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(parts + [decoders.Strip(" ", 1, 0)] * prefix)
+    controls = [AddedToken(text, normalized=False) for text, kind in zip(texts, kinds, strict=True) if kind == CONTROL]
+    backend.add_special_tokens(controls)
+    adds = {"bos_token": about.get("add_bos_token", True), "eos_token": about.get("add_eos_token", False)}
+    begin, end = ([special[name]] if adds[name] and name in special else [] for name in adds)
+    numbered = [(text, vocabulary[text]) for text in begin + end]
+    backend.post_processor = processors.TemplateProcessing([*begin, "$A", *end], special_tokens=numbered)
+    return backend, special
+
+
+def _last(message: dict[int, list[Any]], field: int, default: int) -> int:
+    return message.get(field, [default])[-1]
+
+
+def _message(content: bytes) -> dict[int, list[Any]]:
+    """The fields of a message of protobuf: numbers of variable length as they are, others as bytes."""
+    fields, at = dict[int, list[Any]](), 0
+
+    def number() -> int:
+        nonlocal at
+        total = 0
+        for k in range(10):  # bytes of 64 bits
+            at, total = at + 1, total | (content[at] & 127) << 7 * k
+            if content[at - 1] < 128:
+                break
+        return total
+
+    def part(size: int) -> bytes:
+        nonlocal at
+        at += size
+        return content[at - size : at]
+
+    while at < len(content):
+        key = number()
+        kind = key & 7
+        read = number() if kind == 0 else part(number() if kind == 2 else {1: 8, 5: 4}[kind])
+        fields.setdefault(key >> 3, []).append(read)
+    if at > len(content):
+        raise FedKSeedError("it ends in the middle of a field; get it again")
+    return fields
