@@ -7,29 +7,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-WORDS = (
-    "▁",
-    "e",
-    "a",
-    "t",
-    "o",
-    "n",
-    "s",
-    "w",
-    "g",
-    "l",
-    "h",
-    "▁t",
-    "▁a",
-    "at",
-    "he",
-    "▁the",
-    "an",
-    "▁an",
-    "▁w",
-    "▁wo",
+# Pieces; each letter of one is a piece, too, as in the files that SentencePiece writes.
+WORDS = tuple(
+    "▁ e a t o n s w g l h r ▁t ▁a at he ▁the an ▁an ▁w ▁wo eg ▁leg ▁l le leg legs ▁legs as has ▁h ▁has".split()
 )
-WORDS = (*WORDS, "eg", "▁leg", "▁l", "le", "leg", "legs", "▁legs", "as", "has", "▁h", "▁has", "es", "ow", "er", "▁▁")
+WORDS = (*WORDS, "es", "ow", "er", "▁▁")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 
