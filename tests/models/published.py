@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 # Pieces; each letter of one is a piece, too, as in the files that SentencePiece writes.
-WORDS = tuple(
-    "▁ e a t o n s w g l h r ▁t ▁a at he ▁the an ▁an ▁w ▁wo eg ▁leg ▁l le leg legs ▁legs as has ▁h ▁has".split()
-)
-WORDS = (*WORDS, "es", "ow", "er", "▁▁")
+WORDS = (
+    "▁", "e", "a", "t", "o", "n", "s", "w", "g", "l", "h", "r", "▁t", "▁a", "at", "he", "▁the", "an", "▁an", "▁w",
+    "▁wo", "eg", "▁leg", "▁l", "le", "leg", "legs", "▁legs", "as", "has", "▁h", "▁has", "es", "ow", "er", "▁▁",
+)  # fmt: skip
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 
