@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py [--model MODEL | --config NAME] [--tokens 128] [--methods streamed …] [--json]
     python benchmarks/memory.py --clients    only whole clients of the presets, of LoRA and of prompt tuning
+    python benchmarks/memory.py --predicted  beside what `run` predicts before it loads a model, without its LIBRARIES
 
 Each row has a process of its own. The process takes a step with a tiny model first, which loads the libraries, the
 compiled kernels and the threads. The memory resident then is the baseline, which is subtracted. The process then loads
@@ -44,11 +45,13 @@ from fedkseed.models.hidden_states import remember
 from fedkseed.models.load import DTYPES, load_model
 from fedkseed.models.loss import checkpointed, graph_loss
 from fedkseed.models.quantised import QUANTISABLE, quantise
+from fedkseed.models.sizes import sizes_of
 from fedkseed.models.tail import decoder_layers, last_layers
 from fedkseed.planning.memory import Meter
 from fedkseed.randomness import Purpose, generator
 from fedkseed.recipe.schema import Recipe
 from fedkseed.round import answer
+from fedkseed.run.needed_memory import LIBRARIES, Rows, predict
 from fedkseed.run.setup import Setup
 from fedkseed.run.setup import build as set_up
 from fedkseed.weights.base import Pooled
@@ -138,7 +141,19 @@ CLIENTS = PRESETS | {
     "prompt tuning, SGD (client of fedprompt)": "fedprompt",
     "all weights, SGD (client of fedavg)": "fedavg",
 }
+# What --predicted measures, and the tables of a recipe that does the same.
+BACKPROP = {"training": {"algorithm": "fedkseed-backprop"}}
+AS_RECIPE: dict[str, dict[str, dict[str, Any]]] = {
+    "streamed": {},
+    "in place": {"model": {"mode": "in place"}},
+    "two points, last 3 layers": {"model": {"last_layers": TAIL}},
+    "derivatives, streamed, hadamard": BACKPROP,
+    "derivatives, factored, separable": BACKPROP | {"directions": {"family": "separable"}},
+    "derivatives, last 3 layers": BACKPROP | {"model": {"last_layers": TAIL}},
+    "derivatives, streamed, hadamard, checkpointing": BACKPROP | {"derivatives": {"checkpointing": True}},
+} | {method: {"training": {"algorithm": algorithm}} for method, algorithm in CLIENTS.items()}
 STORED = ("streamed", "factored, separable")  # ways that are measured with quantised weights, too
+SHOWN = ("fedkseed-plus", "fedkseed-backprop", "fedit", "fedavg")
 OURS = (*tuple(METHODS)[1:6], *PRESETS)
 
 # Shapes of Llama models, by the names that `LlamaConfig` has.
@@ -178,6 +193,18 @@ def cases(methods: list[str], *, is_gguf: bool) -> list[Case]:
     return [case for case in every if case.method in (BASE, *methods)]
 
 
+def predictable() -> list[Case]:
+    """The cases of --predicted."""
+    backprop, float32 = "derivatives, streamed, hadamard", ("two points, last 3 layers", *tuple(AS_RECIPE)[4:7])
+    return [
+        *(Case(method, dtype) for method in ("streamed", "in place", backprop) for dtype in ("float32", "bfloat16")),
+        *(Case("streamed", "float32", storage) for storage in ("as stored", "Q4_0")),
+        Case(backprop, "float32", "Q4_0"),
+        *(Case(method, "float32") for method in float32),
+        *(Case(method, "float32") for name, method in zip(CLIENTS.values(), CLIENTS, strict=True) if name in SHOWN),
+    ]
+
+
 def measure(case: Case, model: str, tokens: int, device: str, message: Path | None = None) -> tuple[float, float]:
     """Bytes of the baseline, and the most above it during the steps; `message`: a file with a client's broadcast."""
     meter = Meter(device)
@@ -205,12 +232,19 @@ def first_step(case: Case, model: str, batch: Batch, device: str, message: Path 
 
 def party(case: Case, model: str, device: str, *, serves: bool) -> Setup:
     """A client, or a server, of the case's algorithm."""
-    recipe = Recipe.model_validate({
-        "model": {"name": model, "dtype": case.dtype, "device": device},
-        "training": {"algorithm": CLIENTS[case.method], "steps": STEPS, "lr": LR, "eps": EPS},
+    return set_up(recipe_of(case, model, device), None, None, serves=serves)
+
+
+def recipe_of(case: Case, model: str, device: str) -> Recipe:
+    """The recipe of a case of --predicted."""
+    tables: dict[str, dict[str, Any]] = {
+        "model": {"name": model, "dtype": case.dtype, "storage": case.storage, "device": device},
+        "training": {"steps": STEPS, "lr": LR, "eps": EPS},
         "directions": {"size": POOL.size},
-    })  # fmt: skip
-    return set_up(recipe, None, None, serves=serves)
+    }
+    changes = AS_RECIPE[case.method]
+    names = tables | changes
+    return Recipe.model_validate({name: tables.get(name, {}) | changes.get(name, {}) for name in names})
 
 
 def write_message(case: Case, model: str, device: str, file: Path) -> None:
@@ -254,6 +288,25 @@ def apart(function: Callable[..., Any], *args: Any) -> Any:
         return process.submit(function, *args).result()
 
 
+def beside_predicted(model: str, args: argparse.Namespace, message: Path) -> list[Row]:
+    """What each case needs, measured and predicted, both above the libraries."""
+    rows = list[Row]()
+    for case in predictable() if args.model.endswith(".gguf") else []:
+        print(*astuple(case), sep=", ", file=sys.stderr)
+        given = (message,) if case.method in CLIENTS else ()
+        if given:
+            apart(write_message, case, model, args.device, message)
+        _, measured = apart(measure, case, model, args.tokens, args.device, *given)
+        row = Rows(args.tokens, args.tokens - 1, args.tokens)
+        needed = predict(recipe_of(case, model, args.device), sizes_of(model), row)
+        predicted = replace(needed, phases=needed.phases | {"loading": 0}).total - LIBRARIES
+        rows.append({
+            "method": case.method, "type": case.dtype, "storage": case.storage, "predicted, GB": predicted / 1e9,
+            "measured, GB": measured / 1e9, "predicted over measured": predicted / measured,
+        })  # fmt: skip
+    return rows
+
+
 def measure_all(model: str, args: argparse.Namespace, message: Path) -> list[Row]:
     needed: dict[Case, tuple[float, float]] = {}
     for case in cases(list(CLIENTS) if args.clients else args.methods, is_gguf=model.endswith(".gguf")):
@@ -291,6 +344,7 @@ def main() -> None:
     every = [*METHODS, *CLIENTS]
     parser.add_argument("--methods", choices=every, nargs="+", default=every, help="beside inference")
     parser.add_argument("--clients", action="store_true", help="whole clients only, beside inference")
+    parser.add_argument("--predicted", action="store_true", help="cases beside their predicted memory, of a GGUF file")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     with TemporaryDirectory() as folder:
@@ -298,7 +352,7 @@ def main() -> None:
         if args.config:
             apart(save, CONFIGS[args.config], folder)
             model, name = folder, f"the shape of {args.config}"
-        rows = measure_all(model, args, Path(folder) / "message")
+        rows = (beside_predicted if args.predicted else measure_all)(model, args, Path(folder) / "message")
     show(f"{name}, 1 x {args.tokens} tokens, K = {POOL.size:,}", rows, as_json=args.json)
 
 

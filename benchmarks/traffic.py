@@ -27,8 +27,9 @@ from time import perf_counter
 import tomli_w
 
 from fedkseed.data.sources import read
+from fedkseed.models.sizes import Architecture
 from fedkseed.network.protocol.certs import make as make_keys
-from fedkseed.paper.byte_counts import Architecture, communication, kseed
+from fedkseed.paper.byte_counts import communication, kseed
 from fedkseed.paper.tiny_model import model, tokenizer
 from fedkseed.run.store import Store
 from table import Row, free_port, new_parser, show

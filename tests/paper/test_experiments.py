@@ -1,12 +1,16 @@
 """Every recipe of the paper holds what it must, at every scale."""
 
+import json
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from fedkseed import Simulation
 from fedkseed.errors import FedKSeedError
-from fedkseed.paper import dry_run, experiments
-from fedkseed.paper.byte_counts import LLAMA
+from fedkseed.paper import dry_run, experiments, tiny_model
+from fedkseed.paper.byte_counts import DATAJUICER, LLAMA
 from fedkseed.paper.dry_run import estimate
 from fedkseed.paper.experiments import SCALES, fingerprint, load, merge, nested
 from fedkseed.paper.microbenchmarks import MEASURED
@@ -14,6 +18,9 @@ from fedkseed.paper.outputs import OUTPUTS
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.rules import Where, require_legal
 from fedkseed.recipe.schema import Recipe
+
+from ..conftest import CATEGORIES, rows
+from ..data.test_natural_instructions import write
 
 GIVEN = {"model": "owner/model", "dolly": "dolly.jsonl", "natural-instructions": "tasks", "basis": "basis.safetensors"}
 ITEMS = {f"Table {n}" for n in (1, 2, 3)} | {f"Figure {n}" for n in (2, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14)}
@@ -49,8 +56,55 @@ def test_every_experiment_has_a_dry_run_which_needs_no_weights(name, scale, monk
     if scale != "full":
         return
     assert {row["weights"] for row in table.rows} <= {1_345_423_360, 3_426_473_600}
+    assert all(0.62 < row["memory (GB)"] < 1000 for row in table.rows)
     kseed = [row for row in table.rows if str(row["run"]).endswith("FedKSeed")]
     assert all(row["bytes down"] == 88 + 4 * 4096 and row["bytes up"] == 76 + 4 * 200 for row in kseed)
+
+
+def test_a_dry_run_counts_the_steps_of_an_epoch_on_data_that_is_there_and_the_experiments_number_elsewhere():
+    of_intents = estimate(load("intents", "full"), GIVEN, only="LLaMA-3B, FedIT", seconds=1.0).rows
+    assert {row["local steps"] for row in of_intents} == {14}  # 40 % of 693 rows, by 20 clients
+    of_dolly = estimate(load("table-3", "full"), GIVEN, only="FedIT", seconds=1.0).rows
+    assert {row["local steps"] for row in of_dolly} == {69}
+
+
+def test_a_dry_run_without_a_step_s_time_times_products(monkeypatch):
+    monkeypatch.setattr(dry_run, "architecture", lambda model: DATAJUICER)
+    table = estimate(load("table-3", "full"), GIVEN, only="FedKSeed-Pro")
+    assert table.rows[0]["hours, all seeds"] > 0
+    assert "GFLOP/s in a layer's product with 64 tokens" in table.notes[0]
+
+
+@pytest.mark.slow(seconds=90, guards="an experiment of the paper's scale that does not start")
+def test_every_experiment_of_the_papers_scale_starts_on_a_thin_model_of_its_layout(tmp_path):
+    """One round of one step, of the first run without a basis; the model has open_llama_3b's layout."""
+    folder = tmp_path / "model"
+    tiny_model.tokenizer().save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=1024, hidden_size=32, intermediate_size=88, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=2048, tie_word_embeddings=False, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    dolly = tmp_path / "dolly.jsonl"
+    dolly.write_text("".join(json.dumps(row | {"category": "summarization"}) + "\n" for row in rows()[:8]))
+    with dolly.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows())
+    tasks = write(tmp_path / "tasks", dict.fromkeys(CATEGORIES, 100), {"test": 100})
+    given = {"model": str(folder), "dolly": str(dolly), "natural-instructions": str(tasks)}
+    for name in experiments.names():
+        plan = [p for p in load(name, "full").plan([0]) if "basis" not in p.table.get("directions", {})]
+        for planned in plan[:1] if "method" in load(name, "full").axes else []:
+            table = merge(planned.table, {
+                "model": {"name": str(folder), "dtype": "float32", "device": "cpu"},
+                "training": {"rounds": 2, "steps": 1}, "data": {"max_tokens": 512}, "evaluation": {"examples": 2},
+            })  # fmt: skip
+            table["training"].pop("epochs", None)
+            if table["clients"].get("split") != "tasks":
+                table["clients"] |= {"count": 4, "min_examples": 1, "active": 0.5}
+            recipe = replace(planned, table=table).recipe(given)
+            with closing(Simulation(recipe)) as run:
+                state, report = run.round(run.strategy.server.init())
+                assert (state.round, bool(report.clients)) == (1, True), name
 
 
 def test_a_dry_run_reads_the_config_of_a_model_once(monkeypatch):

@@ -34,6 +34,7 @@ WIDTHS = (".embedding_length", ".feed_forward_length")  # a matrix of the file h
 
 
 _READING = RLock()
+Found = tuple[dict[str, int | float], dict[str, tuple[tuple[int, ...], int]]]  # numbers; tensors' shapes and bytes
 
 
 @contextmanager
@@ -94,8 +95,8 @@ class GgufHeader:
         return None
 
 
-def require_sane(path: Path) -> None:
-    """Refuse a GGUF file whose header announces more than the file can hold.
+def require_sane(path: Path) -> Found:
+    """Refuse a GGUF file whose header announces more than the file can hold; returns what is in the header, by name.
 
     Raises:
         FedKSeedError: it does, or the file is no GGUF.
@@ -106,12 +107,12 @@ def require_sane(path: Path) -> None:
         order = "<" if word[2:] == b"\0\0" else ">"  # a small number, by either end first
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                _check(GgufHeader(data, order))
+                return _checked(GgufHeader(data, order))
             except FedKSeedError as error:
                 raise FedKSeedError(f"{path} is damaged: {error}; get it again") from error
 
 
-def _check(header: GgufHeader) -> None:
+def _checked(header: GgufHeader) -> Found:
     if (version := header.number("I")) not in VERSIONS:
         raise FedKSeedError(f"it has version {version} of GGUF, versions {VERSIONS} are read")
     tensors, pairs = header.number(), header.number()
@@ -119,8 +120,11 @@ def _check(header: GgufHeader) -> None:
         if number > most:
             raise FedKSeedError(f"its header announces {number:,} {what}, at most {most:,} go")
     alignment, places = 32, list[tuple[int, int, str]]()  # the data's default alignment; begin and size of each tensor
+    numbers, stored = dict[str, int | float](), dict[str, tuple[tuple[int, ...], int]]()
     for _ in range(pairs):
         name, value = header.text(), header.value(header.number("I"))
+        if value is not None:
+            numbers[name] = value
         for ends_with, most, what in ((".block_count", tensors, "tensors"), (WIDTHS, len(header.data), "bytes")):
             if name.endswith(ends_with) and not (isinstance(value, int) and 0 <= value <= most):
                 raise FedKSeedError(f"it has {most:,} {what}, and {name} = {value}")
@@ -130,13 +134,16 @@ def _check(header: GgufHeader) -> None:
         name = header.text()
         if (dimensions := header.number("I")) > MAX_DIMENSIONS:
             raise FedKSeedError(f"it has a tensor of {dimensions:,} dimensions")
-        numbers, kind, begin = prod(header.number() for _ in range(dimensions)), header.number("I"), header.number()
+        shape = tuple(header.number() for _ in range(dimensions))
+        kind, begin = header.number("I"), header.number()
         if kind in BLOCKS:
             block, size = BLOCKS[kind]
-            places.append((begin, numbers // block * size, name))
+            stored[name] = shape, prod(shape) // block * size
+            places.append((begin, stored[name][1], name))
     begin = -(-header.at // alignment) * alignment
     for offset, size, name in places:
         if (end := begin + offset + size) > len(header.data):
             raise FedKSeedError(f"it is cut short: {name} ends at byte {end:,}, it has {len(header.data):,}")
     if (total := sum(size for _, size, _ in places)) > len(header.data):  # each would be a copy of the same bytes
         raise FedKSeedError(f"its tensors have {total:,} bytes together, it has {len(header.data):,}")
+    return numbers, stored

@@ -7,46 +7,11 @@ The cells of Table 3 come out exactly with these conventions, which the paper's 
 - adapters and prompts count 32 bits both ways, 8 bytes a trainable weight.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
-from ..errors import others_border
-from ..models.place import find
+from ..models.sizes import Architecture, sizes_of
+from ..recipe.algorithms import ALGORITHMS
+from ..recipe.schema import PeftTable
 
 FLOAT = INTEGER = 4  # bytes
-RANK = 8  # of LoRA
-VIRTUAL_TOKENS = 20  # of prompts and P-tuning
-VECTOR = 4096  # numbers of Uni-LoRA's one vector
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """The sizes that decide the number of weights of a Llama-type model."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    vocabulary: int
-    attention: int  # number of query heads times their size
-    shared: int  # number of key or value heads, which query heads may share, times their size
-    tied: bool = False  # whether the embedding and the output layer are one matrix
-
-    @property
-    def layer(self) -> int:
-        """Number of weights of a layer."""
-        h = self.hidden
-        return 2 * h * self.attention + 2 * h * self.shared + 3 * h * self.intermediate + 2 * h
-
-    @property
-    def output(self) -> int:
-        """Number of weights of the output layer."""
-        return self.vocabulary * self.hidden
-
-    @property
-    def weights(self) -> int:
-        """Number of weights, d."""
-        return self.output * (1 if self.tied else 2) + self.layers * self.layer + self.hidden
-
 
 DATAJUICER = Architecture(2048, 5504, 24, 32000, 2048, 2048)
 LLAMA = Architecture(3200, 8640, 26, 32000, 3200, 3200)
@@ -70,36 +35,13 @@ TABLE_3 = {
 
 def architecture(model: str) -> Architecture:
     """The sizes of a named model without its weights; FedKSeedError where there is none, or not one of Llama's type."""
-    if model in PAPER:
-        return PAPER[model]
-    from transformers import AutoConfig
-
-    source = find(model)
-    with others_border(f"the sizes of {model} can't be read"):
-        config: Any = AutoConfig.from_pretrained(source.name, trust_remote_code=False, **source.options)
-        heads = config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return Architecture(
-            config.hidden_size, config.intermediate_size, config.num_hidden_layers, config.vocab_size,
-            heads * size, config.num_key_value_heads * size, bool(config.tie_word_embeddings),
-        )  # fmt: skip
+    return PAPER[model] if model in PAPER else sizes_of(model)
 
 
 def trainable(method: str, sizes: Architecture, last_layers: int | None = None) -> int:
-    """Number of weights that a method tunes, of all layers or of the last ones and the final norm."""
-    match method:
-        case "fedit" | "fedit-sgd":  # LoRA on the queries' and the values' matrices
-            return (last_layers or sizes.layers) * RANK * (2 * sizes.hidden + sizes.attention + sizes.shared)
-        case "fedunilora":
-            return VECTOR
-        case "fedprompt":
-            return VIRTUAL_TOKENS * sizes.hidden
-        case "fedptuning":  # an embedding, and an MLP of three square layers with biases
-            return VIRTUAL_TOKENS * sizes.hidden + 3 * (sizes.hidden**2 + sizes.hidden)
-        case "fedkseed-plus":
-            return sizes.output
-        case _:
-            return sizes.weights if last_layers is None else last_layers * sizes.layer + sizes.hidden
+    """Number of weights that a method tunes, with adapters of the paper's sizes."""
+    kind = ALGORITHMS[method].tuned if method in ALGORITHMS else "all"
+    return sizes.tuned(kind, PeftTable(), last_layers)
 
 
 def kseed(size: int, steps: int = 200, *, importance: bool = False) -> tuple[int, int]:

@@ -40,6 +40,7 @@ class Forecast:
     steps: tuple[int, int]  # local steps of a client and round: the fewest, the most
     bytes_down: int  # to a client and round, at most
     bytes_up: int
+    predicted_memory: int | None  # bytes, of a run with all its clients; None where it can't be predicted
     peak_memory: int  # bytes, of this process with the model loaded and steps of the slowest client taken
     slowest: str  # the client with the longest examples, by name
     step_seconds: float  # of that client
@@ -97,6 +98,7 @@ def forecast_of(simulation: Simulation, until: float = math.inf, clock: Clock = 
         steps=steps,
         bytes_down=down,
         bytes_up=up,
+        predicted_memory=simulation.needed and simulation.needed.total,
         peak_memory=peak_memory(),
         slowest=shares.name(slowest),
         step_seconds=most,

@@ -126,7 +126,7 @@ class Algorithm:
         """
         training, late, secure, privacy = recipe.training, recipe.asynchronous, recipe.secure, recipe.privacy
         with_derivatives = (self.pooled and self.local != TWO) or recipe.clients.backpropagating > 0
-        local, derivatives = self.local_work(recipe), _derivatives(recipe) if with_derivatives else None
+        local, derivatives = self.local_work(recipe), derivatives_of(recipe) if with_derivatives else None
         masking = secure and Masking(secure.norm, secure.bits, secure.neighbours, keys or {})
         noise = _noise(recipe, privacy, secret) if privacy and privacy.unit == "client" else None
         others: dict[str, Any] = {"shared": recipe.directions.shared, "secure": masking, "noise": noise}
@@ -155,7 +155,8 @@ def _noise(recipe: Recipe, privacy: PrivacyTable, secret: bytes) -> Noise:
     return Noise(privacy.noise, privacy.norm or 0.0, privacy.colluding, scale, secret)
 
 
-def _derivatives(recipe: Recipe) -> LocalWork:
+def derivatives_of(recipe: Recipe) -> LocalWork:
+    """The local steps of a recipe's clients that take derivatives along all K directions."""
     table, training = recipe.derivatives, recipe.training
     steps, schedule = table.steps or training.steps, table.schedule or training.schedule
     epochs = None if table.steps else training.epochs

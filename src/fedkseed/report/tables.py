@@ -40,6 +40,7 @@ def print_forecast(costs: Forecast) -> None:
     table = Table(title=f"a run of {costs.algorithm}, which was not begun", box=SIMPLE_HEAD, show_header=False)
     least, usual, most = costs.examples
     span = " to ".join(f"{steps:,}" for steps in dict.fromkeys(costs.steps))
+    predicted = costs.predicted_memory
     quick, slow = f"{costs.quickest_seconds:.3g}", f"{costs.step_seconds:.3g}"
     for name, text in (
         ("weights tuned", f"{costs.weights:,}"),
@@ -50,7 +51,8 @@ def print_forecast(costs: Forecast) -> None:
         ("a round", f"{costs.cohort} clients, {span} local steps each; {costs.rounds} rounds"),
         ("bytes a client and round", f"{costs.bytes_down:,} down + {costs.bytes_up:,} up"),
         ("bytes of the run", f"{short(costs.bytes_of_a_run)}B"),
-        ("memory", f"{costs.peak_memory / 1e9:.2f} GB with the model loaded, after some steps"),
+        ("memory, predicted", "–" if predicted is None else f"{predicted / 1e9:.2f} GB at most, with all clients"),
+        ("memory, measured", f"{costs.peak_memory / 1e9:.2f} GB with the model loaded, after some steps"),
         ("a local step", f"{quick} to {slow} s, by the length of a client's examples; {costs.slowest} takes longest"),
         ("time", f"about {duration(costs.seconds)} with one client at a time, written answers not counted"),
     ):

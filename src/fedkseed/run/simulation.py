@@ -24,6 +24,7 @@ from ..wire.delta import lack, restore
 from .cohort import Step, asynchronous, durations, synchronous
 from .digest_chain import Receipt
 from .loop import Federation
+from .needed_memory import require_room
 from .privacy_plan import new_secret, with_noise
 from .progress import Progress, Silent
 from .setup import Stopwatch, WithModel, build, tokenizer_of
@@ -49,6 +50,7 @@ class Simulation:
         recipe: the recipe, with the digest of its basis, and a type of weights in place of `auto`.
         setup: the model, which all clients share, and the strategy.
         shares: the data.
+        needed: the memory that the run takes, predicted; None in a worker's process, or if it can't be predicted.
         carry: the transport of another engine, whose clients keep no broadcast, in place of `transport`; None: none.
     """
 
@@ -68,6 +70,7 @@ class Simulation:
         self.secret = secret or new_secret(recipe)
         counted = recipe.clients.model_copy(update={"count": count})
         require_legal(recipe.model_copy(update={"clients": counted}), Where.ALWAYS)
+        self.needed = require_room(recipe, self.shares) if serves else None
         self.metrics = metrics_of(recipe.evaluation, self.shares.options)
         self.members = members_of(recipe, count, self.secret)
         keys = {number: member.public for number, member in self.members.items()}

@@ -1,0 +1,222 @@
+"""Memory that a run takes at most, predicted from the sizes of its model and its recipe, and memory that is there.
+
+A phase takes the tensors that exist at the same time. SMALL, FREED and LIBRARIES are measured: benchmarks/memory.py
+--predicted shows how far off it all is. docs/engine.md has the formula.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import isqrt
+from pathlib import Path
+
+import psutil
+import torch
+
+from ..data.batches import Encoded
+from ..data.federated import ClientShares
+from ..directions import FAMILIES
+from ..errors import FedKSeedError
+from ..models.hidden_states import ROOM as OUTPUT_ROOM
+from ..models.load import skeleton
+from ..models.loss import LOGITS_AT_ONCE, SLICES
+from ..models.sizes import Architecture, sizes_of
+from ..models.tail import ROOM as TAIL_ROOM
+from ..recipe.algorithms import ADAM, ONE, OUTPUT, TWO, Algorithm, algorithm_of
+from ..recipe.schema import Recipe
+from ..weights.lazy import TILE
+
+GB = 1e9
+LIBRARIES = 620_000_000  # bytes of PyTorch, transformers, compiled kernels, threads: 0.56 to 0.64 GB in memory.md
+SMALL = 45_000_000  # bytes of what has no term: a tokenizer's tables, rotary tables, blocks of the libraries
+FREED = 1.25  # times the tensors of a pass back: what glibc keeps of freed blocks; 1 with checkpointing, where it can't
+TILES = 3 * 4 * TILE  # bytes of a matrix that is made in parts, of its sum and its gradient
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BLOCK_BITS = {"Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5.0}  # of a weight
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of data: the tokens of the longest, the most that are predicted of one, and the tokens of all."""
+
+    tokens: int
+    predicted: int
+    every: int = 0
+
+    @classmethod
+    def of(cls, encoded: Iterable[Encoded]) -> "Rows":
+        rows = [(len(row.tokens), len(row.tokens) - row.counted[0][0]) for row in encoded] or [(0, 0)]
+        tokens, predicted = zip(*rows, strict=True)
+        return cls(max(tokens), max(predicted), sum(tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class NeededMemory:
+    """Bytes that a run takes at most, beside LIBRARIES and SMALL."""
+
+    lasting: dict[str, int]  # what stays, by what it is for; "weights" are w_0
+    phases: dict[str, int]  # what one phase takes and gives back
+    mapped: bool  # whether w_0 is a file's pages, which the system may drop and read again
+
+    @property
+    def total(self) -> int:
+        """Bytes of all processes together, the libraries among them."""
+        return LIBRARIES + SMALL + sum(self.lasting.values()) + max(self.phases.values())
+
+    @property
+    def unavoidable(self) -> int:
+        """Bytes of `total` without the libraries of this process, which are loaded, and pages that may be dropped."""
+        return self.total - LIBRARIES - self.mapped * self.lasting["weights"]
+
+    def __str__(self) -> str:
+        parts = {"libraries": LIBRARIES} | self.lasting | self.phases
+        said = ", ".join(f"{name} {size / GB:.2f}" for name, size in parts.items() if size >= GB / 200)
+        return f"{self.total / GB:.2f} GB ({said})"
+
+
+def predict(
+    recipe: Recipe, sizes: Architecture, rows: Rows, held_out: Rows | None = None, cohort: int = 0, tuned: int = 0
+) -> NeededMemory:
+    """The most memory that the process of a client needs, or that of a run with all its clients.
+
+    Args:
+        rows: the clients'.
+        held_out: rows that are evaluated.
+        cohort: clients of a round, whose server is in the process, too; 0: a client alone.
+        tuned: number of weights that are tuned; 0: as the algorithm and [model] last_layers say.
+    """
+    algorithm, options, table = algorithm_of(recipe.training.algorithm), recipe.model, recipe.evaluation
+    size, dense, more = BYTES[options.dtype], options.storage == "dense", held_out or Rows(0, 0)
+    tuned = tuned or sizes.tuned(algorithm.tuned, recipe.peft, options.last_layers)
+    bits = BLOCK_BITS.get(options.storage, 8 * size)
+    weights = sizes.stored if options.storage == "as stored" else int(sizes.weights * bits / 8)
+    mapped = options.storage == "as stored" or (dense and sizes.stored_as == options.dtype)
+    # what is read is the largest matrix twice in float32, and a dense model where blocks are made
+    loading = 0 if mapped else 8 * sizes.output + (0 if dense else sizes.weights * size)
+    if algorithm.pooled:
+        copies = tuned * {"materialized": size, "in place": 4}.get(_mode(recipe), 0)  # w; a float32 sum
+    else:  # the exact numbers, and those that a replayed round begins from
+        exact = algorithm.local in (ONE, TWO) or (size < 4 and not algorithm.adapts)
+        copies = 4 * tuned * (exact + algorithm.strategy.remembers)
+    remembered = 0
+    if options.last_layers is not None:
+        remembered = min(TAIL_ROOM // recipe.clients.at_once, (rows.every + more.every) * sizes.hidden * size)
+    elif algorithm.local == OUTPUT and not sizes.tied:
+        remembered = min(OUTPUT_ROOM, rows.every * sizes.hidden * size)
+    # what comes down stays until the upload is written: values, their bytes, and these with their check
+    message = 0 if algorithm.pooled or algorithm.strategy.remembers else 4 * tuned
+    caches = table.batch_size * (more.tokens + table.max_new_tokens) * 2 * sizes.shared * sizes.layers * size
+    evaluation = _pass(sizes, size, table.batch_size * more.tokens, table.batch_size * more.predicted)
+    phases = {
+        "loading": loading, "a step": message + _step(recipe, algorithm, sizes, rows, tuned), "messages": 4 * message,
+        "an evaluation": max(evaluation, caches if table.generated and more.tokens else 0),
+    }  # fmt: skip
+    process = copies + remembered + max(phases.values())
+    lasting = {"weights": weights, "copies": copies, "remembered rows": remembered}
+    # w at the start, w now, its bytes; 16 bytes a weight of an exact sum; rules that compare keep all uploads
+    uploads = 4 if recipe.trust.rule == "mean" else cohort
+    lasting["the server"] = message * (3 + uploads) if cohort else 0
+    if (count := recipe.clients.at_once) > 1:
+        lasting[f"{count} processes more"] = count * (LIBRARIES + SMALL + process + (not mapped) * weights)
+    return NeededMemory(lasting, phases, mapped)
+
+
+def _mode(recipe: Recipe) -> str:
+    """The way in which `weights.modes.hold` holds the weights."""
+    directions, mode = recipe.directions, recipe.model.mode
+    if mode != "auto":
+        return mode
+    return "factored" if directions.factored else "streamed" if FAMILIES[directions.family].transform else "in place"
+
+
+def _step(recipe: Recipe, algorithm: Algorithm, sizes: Architecture, rows: Rows, tuned: int) -> int:
+    """Bytes of a local step beside all weights and their copies."""
+    batch, size, mode = recipe.training.batch_size, BYTES[recipe.model.dtype], _mode(recipe)
+    tokens, logits = batch * rows.tokens, batch * rows.predicted * sizes.vocabulary
+    if algorithm.tuned in ("prompt", "p-tuning"):
+        tokens += batch * recipe.peft.virtual_tokens
+    backpropagates = algorithm.backpropagates or recipe.clients.backpropagating > 0
+    if not backpropagates and algorithm.local != OUTPUT:
+        beside = algorithm.pooled and mode != "materialized"  # the other point of a step
+        return _pass(sizes, size, (1 + beside) * tokens, batch * rows.predicted) + TILES
+    again = backpropagates and recipe.derivatives.checkpointing
+    kept = logits * (4 + 3 * size) / (SLICES if again else 1)  # the softmax; gradients as they are cut and joined
+    if backpropagates:
+        of_layer, layers = _kept(recipe, algorithm, sizes, size), recipe.model.last_layers or sizes.layers
+        kept += tokens * (layers * sizes.hidden * size + of_layer if again else layers * of_layer)
+    gradients = TILES
+    if not algorithm.pooled:
+        gradients = tuned * (4 + (size < 4) * size + 8 * (algorithm.local == ADAM))
+    elif mode == "materialized":
+        gradients = sizes.output * size  # of the largest tensor
+    return int(kept * (1 if again else FREED) + gradients)
+
+
+def _kept(recipe: Recipe, algorithm: Algorithm, sizes: Architecture, size: int) -> int:
+    """Bytes of a token and layer that a pass back needs: inputs of products, and the norms' in float32."""
+    numbers = 2 * sizes.attention + 2 * sizes.shared + 3 * sizes.intermediate
+    if algorithm.pooled and recipe.directions.factored:  # no gradient of a weight, but of its factors
+        numbers += 2 * sizes.hidden + 16 * isqrt(recipe.directions.size)
+    elif algorithm.tuned == "all":
+        numbers += 4 * sizes.hidden + sizes.intermediate
+    elif "lora" in algorithm.tuned:
+        numbers += sizes.hidden
+    return size * numbers + 8 * sizes.hidden
+
+
+def _pass(sizes: Architecture, size: int, tokens: int, predicted: int) -> int:
+    """Bytes of a forward pass: a layer's activations, all logits, and losses of some of them."""
+    of_layer = 3 * sizes.hidden + max(2 * sizes.attention + 2 * sizes.shared, 3 * sizes.intermediate)
+    logits = predicted * sizes.vocabulary
+    return tokens * of_layer * size + logits * size + 8 * min(logits, LOGITS_AT_ONCE)
+
+
+def require_room(recipe: Recipe, shares: ClientShares) -> NeededMemory | None:
+    """Refuse a run that needs more memory than there is, before its model is loaded.
+
+    Returns:
+        what it needs; None where the sizes of its model can't be read.
+
+    Raises:
+        FedKSeedError: it can't fit.
+    """
+    try:
+        sizes, tuned = sizes_of(recipe.model.name), _named(recipe)
+    except FedKSeedError:
+        return None
+    held_out = [shares.held_out, *(each.examples for each in shares.sets.values())]
+    of_clients, of_sets = (Rows.of(row for rows in parts for row in rows) for parts in (shares.clients, held_out))
+    cohort = recipe.clients.cohort_of(len(shares.clients))
+    needed, there = predict(recipe, sizes, of_clients, of_sets, cohort, tuned), available(recipe.model.device)
+    if needed.unavoidable > there:
+        raise FedKSeedError(
+            f"this run needs {needed}, and {there / GB:.2f} GB are free; set [clients] at_once or [training] "
+            "batch_size to less, [derivatives] checkpointing = true, [model] storage = 'Q4_0' (of a GGUF file "
+            "'as stored') or [directions] family = 'hadamard', or take an algorithm that sends no weights"
+        )
+    return needed
+
+
+def _named(recipe: Recipe) -> int:
+    """The number of the weights that [model] tuned names; 0 where it names none, or last_layers says it."""
+    patterns = recipe.model.tuned
+    if patterns is None or recipe.model.last_layers is not None or algorithm_of(recipe.training.algorithm).adapts:
+        return 0
+    named = skeleton(recipe.model.name).named_parameters()
+    return sum(p.numel() for name, p in named if any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def available(device: str = "cpu") -> int:
+    """Bytes that are free on a device: on a CPU those that the system, or this process's group, can still give."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info(device)[0]
+    free = psutil.virtual_memory().available
+    try:
+        most, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no such files; no limit, which is written "max"
+        return free
+    return max(0, min(free, most - used + int(stat["inactive_file"])))
