@@ -110,7 +110,7 @@ def test_a_run_that_does_not_fit_is_refused_before_its_model_is_loaded(recipe_fi
     monkeypatch.setattr(needed_memory, "available", lambda device: 40_000_000)
     with pytest.raises(FedKSeedError) as error:
         Simulation(load_recipe(recipe_file))
-    assert "this run needs 0.67 GB (libraries 0.62, " in str(error.value)
+    assert "this run needs 0.68 GB (libraries 0.62, " in str(error.value)
     assert "and 0.04 GB are free; set [clients] at_once or [training] batch_size to less" in str(error.value)
     assert not asked
 
