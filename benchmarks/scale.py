@@ -13,7 +13,7 @@ before. A MB is 10^6 bytes.
 
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -69,7 +69,7 @@ class AtOnce:
     def dialled(self, node: int) -> str:
         return ""
 
-    def send(self, parcels: "Sequence[Parcel]") -> list[str | None]:
+    def send(self, parcels: "Iterable[Parcel]") -> list[str | None]:
         return [str(parcel.node) for parcel in parcels]
 
     def arrived(self, keys: Collection[str]) -> "list[Arrival]":
