@@ -85,8 +85,6 @@ def test_copies_and_messages_are_counted_by_the_weight():
     assert of(**half).lasting["copies"] == 0
     assert of("fedmezo").lasting["copies"] == 4 * LLAMA.weights
     assert of("fedavg", cohort=8).total == of("fedavg", cohort=2).total  # a sum, made as uploads come
-    compared = [of("fedavg", cohort=count, trust={"rule": "median"}).total for count in (8, 2)]
-    assert compared[0] - compared[1] == 6 * 4 * LLAMA.weights
     assert of("fedkseed", cohort=8).total == of("fedkseed", cohort=2).total
     at_once = of("fedkseed", clients={"at_once": 2}).lasting["2 processes more"]
     assert at_once == 2 * of("fedkseed").total

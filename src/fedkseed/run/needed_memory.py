@@ -114,9 +114,8 @@ def predict(
     }  # fmt: skip
     process = copies + remembered + max(phases.values())
     lasting = {"weights": weights, "copies": copies, "remembered rows": remembered}
-    # w at the start, w now, its bytes; 16 bytes a weight of an exact sum; rules that compare keep all uploads
-    uploads = 4 if recipe.trust.rule == "mean" else cohort
-    lasting["the server"] = message * (3 + uploads) if cohort else 0
+    # w at the start, w now, its bytes; 16 bytes a weight of an exact sum
+    lasting["the server"] = 7 * message if cohort else 0
     if (count := recipe.clients.at_once) > 1:
         lasting[f"{count} processes more"] = count * (LIBRARIES + SMALL + process + (not mapped) * weights)
     return NeededMemory(lasting, phases, mapped)
