@@ -289,7 +289,7 @@ def apart(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def beside_predicted(model: str, args: argparse.Namespace, message: Path) -> list[Row]:
-    """What each case needs, measured and predicted, both above the libraries."""
+    """A row for each case: the memory that it needs above the libraries, measured and predicted."""
     rows = list[Row]()
     for case in predictable() if args.model.endswith(".gguf") else []:
         print(*astuple(case), sep=", ", file=sys.stderr)

@@ -102,6 +102,7 @@ CASES: list[tuple[Where, Tables, Tables]] = [
     (Where.NETWORK, FILES | algorithm("mine.py:own"), algorithm("fedkseed")),
     (Where.NETWORK, FILES | algorithm("fedkseed", objective="mine.py:own"), algorithm("fedkseed")),
     (Where.NETWORK, {}, FILES),
+    (Where.NETWORK, FILES | {"model": {"name": "x", "dtype": "auto"}}, {"model": {"name": "x"}}),
     (Where.NETWORK, FILES | {"data": {"held_out": 0.1}}, {"data": {"held_out": "summarization"}}),
     (Where.NETWORK, FILES | ROWS, FILE),
     (Where.NETWORK, FILES | {"directions": INFORMED}, {"directions": INFORMED | {"basis_digest": 64 * "0"}}),

@@ -156,7 +156,7 @@ async def _answered(whom: bytes, scope: Any, body: bytes) -> tuple[int, str]:
     elif whom == b"guard":
         asked = Doorkeeper(inner, "127.0.0.1", TOKEN)
     else:
-        asked = app.application(connections(), LARGEST, Quota(1.0, 100.0), None)
+        asked = app.application(connections(), LARGEST, Quota(1.0, 100.0), None, None)
     with patch.object(app, "LONGEST", 0.0):  # seconds for which a request waits
         await asked(scope, receive, send)
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])[:200].decode(errors="replace")

@@ -61,7 +61,7 @@ def test_the_largest_request_that_is_taken_holds_the_largest_upload_and_not_much
 @pytest.fixture
 def began(monkeypatch):
     """How a server begins, but for what it does to this process."""
-    monkeypatch.setattr(network, "prepare", lambda: None)
+    monkeypatch.setattr(network, "keep_private", lambda: None)
     return network.begun
 
 
