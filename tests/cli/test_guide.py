@@ -76,7 +76,9 @@ def test_a_run_wants_a_file_or_an_example(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "give one recipe: a file, as `fedkseed init` writes it" in refused("run")
     assert "give one recipe" in refused("run", "mine.toml", "--example", "quickstart")
-    assert "no example of a recipe is called 'policy'; there are billions, costs, dolly" in refused("run", "--example", "policy")
+    assert "no example of a recipe is called 'policy'; there are billions, costs, dolly" in refused(
+        "run", "--example", "policy"
+    )
     assert "the example of this name: fedkseed run --example quickstart" in refused("run", "quickstart")
 
 
