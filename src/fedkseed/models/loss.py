@@ -162,8 +162,9 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
 def return_large_blocks() -> None:
     """Make glibc return each freed block of LARGE bytes or more to the system at once, for the rest of the process.
 
-    It would keep them for later, in pieces that small blocks between them hold: 0.1 GB of a step of SmolLM2-135M whose
-    tensors take 0.03. Steps take a third more of the processor's time. Other C libraries have no such setting.
+    It would keep them for later, in pieces that small blocks between them hold: 0.1 GB of a step of SmolLM2-135M
+    (benchmarks/results/memory.md). Steps take longer, since the system clears the blocks that it gives anew. Other C
+    libraries have no such setting.
     """
     with suppress(AttributeError, OSError, TypeError):  # no such function; no such library; Windows
         ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)

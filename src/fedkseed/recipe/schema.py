@@ -246,7 +246,7 @@ class DerivativesTable(Table):
     lr: Positive = 1e-5
     steps: Count | None = None  # default: [training] steps
     schedule: Literal["constant", "linear", "cosine"] | None = None  # default: [training] schedule
-    checkpointing: bool = False  # less memory and half more time: layers, and logits in slices, are made twice
+    checkpointing: bool = False  # inference's memory, more time: layers, and logits in slices, are made twice
 
 
 class PeftTable(Table):
