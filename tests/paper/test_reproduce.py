@@ -53,7 +53,7 @@ def experiment(model_folder, data_file) -> Experiment:
             "data": {"source": str(data_file), "max_tokens": 200, "held_out": "capital"},
             "clients": {"count": 4, "cohort": 2, "min_examples": 1, "alpha": 1.0},
             "training": {"rounds": 2, "steps": 2, "eps": 1e-3},
-            "evaluation": {"examples": 4, "generated": 2, "max_new_tokens": 2, "every": 1, "rouge": "rouge"},
+            "evaluation": {"examples": 4, "generated": 2, "max_new_tokens": 2, "every": [1], "rouge": "rouge"},
         },
         models={"tiny": {"model": {"name": str(model_folder), "device": "cpu"}}},
         datasets={"dolly-uneven": {}},

@@ -210,6 +210,12 @@ def test_one_line_is_enough_to_end_a_run_early_or_to_choose_its_best_round():
     assert parse({**MODEL, "evaluation": {"every": 2}}).evaluation.validation is None
 
 
+@pytest.mark.parametrize(("every", "due"), [(0, []), (2, [2, 4]), ([1, 4], [1, 4])])
+def test_evaluations_are_due_every_few_rounds_or_after_those_of_a_list(every, due):
+    evaluation = parse({**MODEL, "evaluation": {"every": every}}).evaluation
+    assert [done for done in range(1, 6) if evaluation.due(done)] == due
+
+
 @pytest.mark.parametrize("portion", [3, 0.1])
 def test_sets_survive_writing_and_reading_with_absolute_paths(portion, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -70,7 +70,7 @@ def forecast_of(simulation: Simulation, until: float = math.inf, clock: Clock = 
         until: time, by `clock`, after which no further step is begun; the slowest client's first then stands for all.
     """
     recipe, shares = simulation.recipe, simulation.shares
-    cohort, every = simulation.cohort(0), recipe.evaluation.every
+    cohort = simulation.cohort(0)
     down, up = _bytes(simulation, cohort)
     evaluation_seconds = _evaluation_seconds(simulation)
     lengths = [fmean(len(example.tokens) for example in share) for share in shares.clients]
@@ -83,7 +83,7 @@ def forecast_of(simulation: Simulation, until: float = math.inf, clock: Clock = 
     counts = [simulation.steps(number) for number in range(len(lengths))]
     a_turn = float(np.mean(seconds * counts))
     sizes, steps = sorted(len(share) for share in shares.clients), (min(counts), max(counts))
-    evaluations = 2 + ((recipe.training.rounds - 1) // every if every else 0)
+    evaluations = 2 + sum(map(recipe.evaluation.due, range(1, recipe.training.rounds)))
     turns = recipe.training.rounds * len(cohort)  # of clients, in all rounds
     return Forecast(
         algorithm=recipe.training.algorithm,

@@ -388,7 +388,8 @@ class HeldOutSetTable(Table):
 class EvaluationTable(Table):
     """The measurements before the first round, after the last, and every few rounds."""
 
-    every: Annotated[int, Field(ge=0)] = 0  # rounds between evaluations; 0: only before and after
+    # Rounds between evaluations, or a list of the rounds after which there is one; 0: only before and after all.
+    every: Annotated[int, Field(ge=0)] | Annotated[list[Count], Field(min_length=1)] = 0
     examples: Examples = 64  # held-out ones that are evaluated; with 64 all, where there are fewer
     sets: list[HeldOutSetTable] | None = None  # beside the rows of [data] held_out
     # Of these examples, those that only choose the best round; the others alone are the held-out set that is reported.
@@ -435,6 +436,10 @@ class EvaluationTable(Table):
             yield f"best is a metric that every evaluation measures, {names} in this recipe, got {self.best!r}"
         if self.best is not None and not self.every:
             yield "best and patience choose among the evaluations of a run: set every, too, as every = 5"
+
+    def due(self, done: int) -> bool:
+        """Whether there is an evaluation after a number of rounds, beside those before the first and after the last."""
+        return done in self.every if isinstance(self.every, list) else self.every > 0 and done % self.every == 0
 
     @property
     def measured(self) -> tuple[str, ...]:

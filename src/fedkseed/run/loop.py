@@ -161,7 +161,7 @@ def _rounds(store: Store, federation: Federation, broadcasts: Broadcasts[Any], s
     last_evaluated = max(store.evaluations(), default=0)
     warned, ended, by_loss = False, None, lowers_loss(recipe)
     while state.round < recipe.training.rounds:
-        due, losses = settings.every and state.round % settings.every == 0, [loss for loss, _ in rounds]
+        due, losses = settings.due(state.round), [loss for loss, _ in rounds]
         # A run may have been stopped after an evaluation, and before it was judged.
         if due or state.round == last_evaluated or (by_loss and suspicious(losses, last_evaluated)):
             last_evaluated = state.round
