@@ -1,24 +1,35 @@
 """Commands before and during a run: its first recipe, the run, costs of algorithms, and a search for lr and eps."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Exit, Option
 
 from ..errors import INTERRUPTED, FedKSeedError
 from ..files import require_absent
+from ..local.schedules import require_choice
 from ..report.bars import Bars
 from ..report.terminal import note, print_json, say
 from .guide import recipe_of
 from .options import BaseModel, Changes, Directory, Json, Output, RecipeFile, end_run
 
+if TYPE_CHECKING:
+    from ..run.ranks import Ranks
+
 TensorBoard = Annotated[
     bool, Option("--tensorboard", help="Also write TensorBoard's files; other trackers: report.to.")
+]
+Engine = Annotated[
+    str,
+    Option(
+        help="What trains clients: own, torch (processes that torchrun starts), flower (Ray); the model is the same."
+    ),
 ]
 
 
@@ -29,7 +40,7 @@ def run(
     ] = None,
     output: Output = None,
     tensorboard: TensorBoard = False,
-    engine: Annotated[str, Option(help="What carries messages: own or flower (Ray); the model is the same.")] = "own",
+    engine: Engine = "own",
     changes: Changes = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Measure a few steps, print what the run would cost, and stop.")
@@ -44,6 +55,7 @@ def run(
     fedkseed run recipe.toml
     fedkseed run recipe.toml --output runs/second --set training.rounds=20
     fedkseed run recipe.toml --dry-run
+    torchrun --nproc-per-node 2 -m fedkseed run recipe.toml --engine torch
     """
     from ..network.flower.compat import require_flower
     from ..recipe.reading import own_recipe
@@ -51,16 +63,19 @@ def run(
     from ..run.prerequisites import require_ready
     from ..run.store import Store
 
-    if engine not in ("own", "flower"):
-        raise FedKSeedError(f"no engine is called {engine!r}; choose own or flower")
+    require_choice("engine", engine, ("own", "torch", "flower"))
     file = recipe_of(recipe, example)
     parsed, directory = own_recipe(file, changes or ()), output or Path("runs") / file.stem
-    if not dry_run:
-        Store.require_new(directory)
     places, chosen = [Where.RUN, Where.SIMULATION], ["tensorboard"] if tensorboard else []
+    if not dry_run and engine != "torch":  # a rank that torchrun starts again goes on
+        Store.require_new(directory)
+    if engine == "torch":
+        places.append(Where.ENGINE)
+        if dry_run:
+            raise FedKSeedError("--dry-run measures one process: leave --engine torch out")
     if engine == "flower":
         require_flower(simulated=True)
-        places.append(Where.FLOWER_ENGINE)
+        places += [Where.ENGINE, Where.FLOWER_ENGINE]
     require_ready(parsed, *places, trackers=chosen)
     if dry_run:
         from ..planning.forecast import forecast
@@ -73,12 +88,18 @@ def run(
         else:
             print_forecast(costs)
         return
-    if engine == "flower":
-        from ..network.flower.simulation import run as start
-    else:
-        from ..run.start_and_resume import start
-    with _resumable(directory), Bars(parsed.training.rounds) as bars:
-        result = start(parsed, directory, bars, chosen)
+    with _ranks(engine) as ranks, _resumable(directory), Bars(parsed.training.rounds) as bars:
+        if engine == "flower":
+            from ..network.flower.simulation import run as run_by_flower
+
+            result = run_by_flower(parsed, directory, bars, chosen)
+        else:
+            from ..run.start_and_resume import resume, start
+
+            if ranks is not None and ranks.restarted and (directory / "run.sqlite").exists():
+                result = resume(directory, bars, None, chosen, ranks)
+            else:
+                result = start(parsed, directory, bars, chosen, ranks=ranks)
     end_run(result, directory, as_json)
 
 
@@ -170,7 +191,11 @@ def init(
 
 
 def resume(
-    directory: Directory, tensorboard: TensorBoard = False, model: BaseModel = None, as_json: Json = False
+    directory: Directory,
+    tensorboard: TensorBoard = False,
+    model: BaseModel = None,
+    engine: Engine = "own",
+    as_json: Json = False,
 ) -> None:
     """Continue a run that was stopped or killed, from its last finished round.
 
@@ -182,15 +207,17 @@ def resume(
     from ..run.prerequisites import require_ready
     from ..run.store import Store
 
+    require_choice("engine", engine, ("own", "torch"))
     recipe, chosen = Store(directory).load_recipe(model), ["tensorboard"] if tensorboard else []
     if (directory / "https").is_dir():  # its clients have the data
         again = f"fedkseed serve {directory / 'recipe.toml'} --certs KEYS --output {directory}"
         raise FedKSeedError(f"{directory} is the run of a server; with its folder of keys it goes on by: {again}")
-    require_ready(recipe, Where.RUN, Where.SIMULATION, trackers=chosen)
+    places = [Where.ENGINE] if engine == "torch" else []
+    require_ready(recipe, Where.RUN, Where.SIMULATION, *places, trackers=chosen)
     from ..run.start_and_resume import resume as resume_run
 
-    with _resumable(directory), Bars(recipe.training.rounds) as bars:
-        result = resume_run(directory, bars, model, chosen)
+    with _ranks(engine) as ranks, _resumable(directory), Bars(recipe.training.rounds) as bars:
+        result = resume_run(directory, bars, model, chosen, ranks)
     end_run(result, directory, as_json)
 
 
@@ -290,6 +317,24 @@ def _prompted(what: str, hint: str) -> str:
     if not sys.stdin.isatty():
         raise FedKSeedError(f"--{what} is missing: {hint}; it is asked for on a terminal alone")
     return typer.prompt(f"{what} ({hint})")
+
+
+@contextmanager
+def _ranks(engine: str) -> "Iterator[Ranks | None]":
+    """The processes of torchrun, where they are the engine; those above rank 0 train here until the run ends."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if engine != "torch":
+        if started > 1:
+            raise FedKSeedError(f"torchrun has started {started} processes: add --engine torch")
+        yield None
+        return
+    from ..run.ranks import Ranks
+
+    with Ranks() as ranks:
+        if ranks.rank:
+            ranks.serve()
+            raise Exit(0)
+        yield ranks
 
 
 @contextmanager

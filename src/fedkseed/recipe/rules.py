@@ -33,6 +33,7 @@ class Where(Enum):
     PEERS = auto()  # for clients without a server
     PAGE = auto()  # for a server that clients join by a page in their browser
     FLOWER_SERVER = auto()
+    ENGINE = auto()  # for a simulation whose clients another engine's processes train
     FLOWER_ENGINE = auto()  # for a simulation by Flower
     REMARK = auto()  # for what is allowed and hardly meant: the run says it, and goes on
 
@@ -273,6 +274,10 @@ RULES: dict[Where, dict[str, Condition]] = {
     Where.SIMULATION: {
         "clients of {name} remember the rounds that they have seen, and one model stands in for all of them here: "
         "set [clients] at_once = 1": lambda r, a: a.strategy.remembers and r.clients.at_once > 1
+    },
+    Where.ENGINE: {
+        "clients of {name} have to remember every round, and the engine moves them from process to process: "
+        "use --engine own": lambda r, a: a.strategy.remembers
     },
     Where.FLOWER_ENGINE: {
         "clients that add the noise of [privacy] need a secret, and the engine's processes share none: "

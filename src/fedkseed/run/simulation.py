@@ -32,6 +32,7 @@ from .workers import Answer, Workers, computing_with
 
 if TYPE_CHECKING:
     from ..secure.member import MaskingClient
+    from .ranks import Ranks
 
 
 def _not_kept(done: int) -> Any:
@@ -45,6 +46,7 @@ class Simulation:
         serves: whether this process aggregates; a server of weights holds a copy of them.
         secret: of the noise of a run with [privacy], whoever adds it, see `kept_secret`; empty: a new one.
         tokenizer: the model's, where it is loaded already.
+        ranks: the processes of torchrun that train the clients; None: [clients] at_once, of this machine.
 
     Attributes:
         recipe: the recipe, with the digest of its basis, and a type of weights in place of `auto`.
@@ -56,7 +58,7 @@ class Simulation:
 
     def __init__(
         self, recipe: Recipe, progress: Progress | None = None, shares: ClientShares | None = None, serves: bool = True,
-        secret: bytes = b"", tokenizer: Any = None,
+        secret: bytes = b"", tokenizer: Any = None, ranks: "Ranks | None" = None,
     ) -> None:  # fmt: skip
         self.progress, self.stopwatch = progress or Silent(), Stopwatch()
         recipe, basis = with_basis(with_dtype(recipe, self.progress.note))
@@ -80,7 +82,9 @@ class Simulation:
         self._kept: dict[int, bytes] = {}  # client of this round -> the last broadcast, where the client still holds it
         self.carry: Transport | None = None
         self.receipts: dict[int, Receipt] = {}  # the uploads of the last round, where they are kept
-        self._workers: Workers | None = None  # started by the first round that needs them
+        self._workers: Workers | Ranks | None = ranks  # processes of its own are started by the first round
+        if ranks is not None:
+            ranks.begin(self)
 
     @property
     def strategy(self) -> Strategy[Any]:
@@ -154,13 +158,13 @@ class Simulation:
         threads = options.threads or max(1, torch.get_num_threads() // options.at_once)
         steps = {number: self.steps(number) for number in messages}
         self.progress.clients(messages, "waiting")
-        if options.at_once > 1:
-            if self._workers is None:
-                self.progress.note(f"starting {options.at_once} processes")
-                self._workers = Workers(options.at_once, threads, _prepare, self.recipe, self.shares, self.secret)
-            self.progress.begin(f"{len(messages)} clients, {options.at_once} at once", sum(steps.values()))
+        if options.at_once > 1 and self._workers is None:
+            self.progress.note(f"starting {options.at_once} processes")
+            self._workers = Workers(options.at_once, threads, _prepare, self.recipe, self.shares, self.secret)
+        if self._workers is not None:
+            self.progress.begin(f"{len(messages)} clients, {self._workers.count} at once", sum(steps.values()))
             turns = iter(messages)  # the order in which processes take clients up
-            self.progress.clients([*islice(turns, options.at_once)], "training")
+            self.progress.clients([*islice(turns, self._workers.count)], "training")
             for number, upload, seconds in self._workers.answers(messages):
                 self.stopwatch.steps += seconds
                 self.progress.advance(steps[number])
@@ -233,7 +237,7 @@ class Simulation:
                 del reply
 
         after, report = run_round(self.strategy, state, [*step.begun], transport, began, self._kept, broadcasts)
-        elsewhere = self.recipe.clients.at_once > 1 or self.setup.weights.layout.entries[0].tensor.device.type != "cpu"
+        elsewhere = self._workers is not None or self.setup.weights.layout.entries[0].tensor.device.type != "cpu"
         computed = None if elsewhere else report.cpu_seconds
         return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)
 

@@ -59,7 +59,7 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
     Raises:
         FedKSeedError: the recipe can't be run, the directory holds a run already, or Flower's engine is not installed.
     """
-    require_legal(recipe, Where.FLOWER_ENGINE)
+    require_legal(recipe, Where.ENGINE, Where.FLOWER_ENGINE)
     require_flower(simulated=True)
     Store.require_new(directory)
     environ.update(QUIET | {"FLWR_HOME": str(directory.resolve() / "flower")})  # before Flower reads them
@@ -74,11 +74,6 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
     now = ActivityFile(progress, [*recipe.report.to, *trackers])
     simulation = Simulation(recipe.absolute(), now)
     recipe = simulation.recipe
-    if simulation.setup.algorithm.strategy.remembers:
-        raise FedKSeedError(
-            f"clients of {recipe.training.algorithm} have to remember every round, and the engine moves them from "
-            "process to process: use --engine own"
-        )
     count, app, outcome = len(simulation.shares.clients), ServerApp(), list[Result | BaseException]()
     with Store.create(directory, recipe.to_toml()) as store, now.shown_in(directory):
         kept_secret(recipe, directory, simulation.secret)
