@@ -51,6 +51,16 @@ def test_what_is_deployed_are_commands_with_options_that_they_have(deploy):
     assert {"serve", "join", "shard", "peer"} <= get_command(app).commands.keys()
 
 
+def test_the_job_of_several_nodes_runs_and_resumes_by_options_that_there_are(deploy):
+    text = (deploy / "slurm.sh").read_text()
+    subprocess.run(["bash", "-n", deploy / "slurm.sh"], check=True)
+    asked = {*re.findall(r"work=\((\w+)", text)}
+    assert asked == {"run", "resume"}
+    for name in asked:
+        options = {option for parameter in get_command(app).commands[name].params for option in parameter.opts}
+        assert {"--engine", *re.findall(rf"work=\({name}.*?(--\w+)", text)} <= options
+
+
 def test_images_are_named_by_their_digests_and_run_as_a_user(deploy):
     lines = (deploy / "Dockerfile").read_text().splitlines()
     images = [line for line in lines if line.startswith("FROM ")]

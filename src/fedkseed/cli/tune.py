@@ -329,10 +329,11 @@ def _ranks(engine: str) -> "Iterator[Ranks | None]":
         yield None
         return
     from ..run.ranks import Ranks
+    from ..run.start_and_resume import serve
 
     with Ranks() as ranks:
         if ranks.rank:
-            ranks.serve()
+            serve(ranks)
             raise Exit(0)
         yield ranks
 

@@ -6,22 +6,20 @@ place that does so. Any rule of aggregation works, and the tuned model is that o
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from struct import Struct, pack, unpack_from
 from tomllib import loads
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ..errors import FedKSeedError
 from ..recipe.reading import parse
+from ..recipe.schema import Recipe
 from .workers import Answer, computing_with
-
-if TYPE_CHECKING:
-    from .simulation import Simulation
 
 PATIENCE = timedelta(days=365)  # rank 0 evaluates for as long as it takes, and the others wait
 SIZE = Struct("<q")
@@ -66,12 +64,18 @@ class Ranks:
             self._settle()
             dist.destroy_process_group()
 
-    def begin(self, simulation: "Simulation") -> None:
-        """Send a run to the other ranks, which load its model and its rows."""
-        self._answer, self._unchecked = simulation.answer, simulation.identity
-        self._threads = simulation.recipe.clients.threads or torch.get_num_threads()
+    def begin(self, recipe: Recipe, secret: bytes, answer: Answer, identity: dict[str, str]) -> None:
+        """Send a run to the other ranks, which load its model and its rows.
+
+        Args:
+            secret: of the noise of a run with [privacy].
+            answer: that of this rank.
+            identity: digests that the other ranks have to have, too.
+        """
+        self._answer, self._unchecked = answer, identity
+        self._threads = recipe.clients.threads or torch.get_num_threads()
         for rank in range(1, self.count):
-            for part in (simulation.recipe.to_toml().encode(), simulation.secret):
+            for part in (recipe.to_toml().encode(), secret):
                 self._send(part, rank)
 
     def answers(self, messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes, list[float]]]:
@@ -103,26 +107,27 @@ class Ranks:
                 yield number, reply[start:], [*unpack_from(f"<{steps}d", reply, 16)]
         self._settle()
 
-    def serve(self) -> None:
+    def serve(self, prepare: Callable[[Recipe, bytes], tuple[Answer, dict[str, str]]]) -> None:
         """Train clients for rank 0 until its run has ended.
+
+        Args:
+            prepare: makes `answer` and `identity` of a recipe and a secret, see `begin`.
 
         Raises:
             FedKSeedError: rank 0 ended before.
         """
-        from .simulation import Simulation
-
         try:
             if not (recipe := self._receive(0)):  # it had nothing to train
                 return
-            secret = self._receive(0)
-            simulation = Simulation(parse(loads(recipe.decode())), serves=False, secret=secret)
-            self._send(json.dumps(simulation.identity).encode(), 0)
-            with computing_with(simulation.recipe.clients.threads or torch.get_num_threads()):
+            read = parse(loads(recipe.decode()))
+            answer, identity = prepare(read, self._receive(0))
+            self._send(json.dumps(identity).encode(), 0)
+            with computing_with(read.clients.threads or torch.get_num_threads()):
                 while task := self._receive(0):
                     (count,) = SIZE.unpack_from(task)
                     data = task[SIZE.size * (1 + count) :]
                     for number in unpack_from(f"<{count}q", task, SIZE.size):
-                        self._send(_reply(simulation.answer, data, number), 0)
+                        self._send(_reply(answer, data, number), 0)
                     self._settle()
         except RuntimeError as broken:  # gloo's, of a connection
             raise FedKSeedError(f"rank {self.rank} lost rank 0, which said why it ended, or was killed") from broken

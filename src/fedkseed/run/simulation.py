@@ -27,12 +27,12 @@ from .loop import Federation
 from .needed_memory import require_room
 from .privacy_plan import new_secret, with_noise
 from .progress import Progress, Silent
+from .ranks import Ranks
 from .setup import Stopwatch, WithModel, build, tokenizer_of
 from .workers import Answer, Workers, computing_with
 
 if TYPE_CHECKING:
     from ..secure.member import MaskingClient
-    from .ranks import Ranks
 
 
 def _not_kept(done: int) -> Any:
@@ -58,7 +58,7 @@ class Simulation:
 
     def __init__(
         self, recipe: Recipe, progress: Progress | None = None, shares: ClientShares | None = None, serves: bool = True,
-        secret: bytes = b"", tokenizer: Any = None, ranks: "Ranks | None" = None,
+        secret: bytes = b"", tokenizer: Any = None, ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
         self.progress, self.stopwatch = progress or Silent(), Stopwatch()
         recipe, basis = with_basis(with_dtype(recipe, self.progress.note))
@@ -84,7 +84,7 @@ class Simulation:
         self.receipts: dict[int, Receipt] = {}  # the uploads of the last round, where they are kept
         self._workers: Workers | Ranks | None = ranks  # processes of its own are started by the first round
         if ranks is not None:
-            ranks.begin(self)
+            ranks.begin(recipe, self.secret, self.answer, self.identity)
 
     @property
     def strategy(self) -> Strategy[Any]:

@@ -17,6 +17,7 @@ from .progress import Progress, Silent
 from .ranks import Ranks
 from .simulation import Simulation
 from .store import Store
+from .workers import Answer
 
 
 def start(
@@ -77,6 +78,16 @@ def resume(
             store.require_same(simulation.identity)
             store.change_recipe(recipe.to_toml())
         return work(store, simulation.federation)
+
+
+def serve(ranks: Ranks) -> None:
+    """Train clients for the run of rank 0, in a rank above it."""
+
+    def prepare(recipe: Recipe, secret: bytes) -> tuple[Answer, dict[str, str]]:
+        simulation = Simulation(recipe, serves=False, secret=secret)
+        return simulation.answer, simulation.identity
+
+    ranks.serve(prepare)
 
 
 def base_scores(recipe: Recipe, identity: Mapping[str, str], runs: Iterable[Path]) -> dict[str, Any] | None:
