@@ -23,6 +23,9 @@ def main() -> None:
     code = 1
     for number in SIGNALS:  # also where a shell's `&` has SIGINT ignored
         signal.signal(number, _stop)
+    # OpenMP's threads sleep while they wait for each other, if they have not been told otherwise. They spin by default,
+    # on cores that other programs could use, and a step beside those takes twice its share (benchmarks/busy.py).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.unraisablehook = _come_again
     atexit.register(lambda: _end(code))  # the first to be registered is the last to be called
     try:
