@@ -1,9 +1,10 @@
 """Whole runs with the rate that `fedkseed init` measures, beside runs with other rates.
 
-    python benchmarks/init.py MODEL DATA... [--column instruction=question ...] [--rates 6e-5 ...] [--json]
+    python benchmarks/init.py MODEL DATA... [--column instruction=question ...] [--set model.last_layers=6 ...]
+        [--rates 6e-5 ...] [--json]
 
-For each file or folder of DATA a recipe is made as `fedkseed init` makes it, its rate is measured, and all of its
-rounds are done with that rate and with each of --rates. `search` are the seconds from the beginning to the rate, the
+For each file or folder of DATA a recipe is made as `fedkseed init` makes it, but for --set; its rate is measured, and
+all of its rounds are done with that rate and with each of --rates. `search` are the seconds from the beginning to the rate, the
 processor's of them in the next column. The loss is that of the held-out rows, before and after the run; of labels the
 choice accuracy stands behind it. "worst" is the highest loss after any round.
 """
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("data", nargs="+")
     parser.add_argument("--column", action="append", default=[], metavar="FIELD=NAME")
     parser.add_argument("--algorithm", default="fedkseed-backprop")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes")
     parser.add_argument("--rates", nargs="*", type=float, default=[6e-5])
     given = parser.parse_args()
     columns = dict(text.split("=", 1) for text in given.column)
@@ -49,14 +51,15 @@ def main() -> None:
         begin, cpu = time.monotonic(), time.process_time()
         asked = {"task": None, "algorithm": given.algorithm, "clients": None}
         first = first_recipe(source, columns, given.model, **asked)
-        _, tuning = measured(first, first.recipe, begin, Silent())
+        recipe = parse(changed(tables(first.text.encode()), given.changes))
+        _, tuning = measured(first, recipe, begin, Silent())
         text, _ = with_measured(first.text, tuning)
         seconds, used = time.monotonic() - begin, time.process_time() - cpu
         measured_row: Row = {"search": seconds, "its CPU": used, "tried": len(tuning.trials)}
         others: Row = dict.fromkeys(measured_row, "")
         for rate in (None, *given.rates):
             table = "derivatives" if "[derivatives]" in text else "training"
-            changes = [] if rate is None else [f"{table}.lr={rate}"]
+            changes = [*given.changes, *([] if rate is None else [f"{table}.lr={rate}"])]
             simulation = Simulation(parse(changed(tables(text.encode()), changes)))
             of_data: Row = {"data": source, "lr": f"{getattr(simulation.recipe, table).lr:g}"}
             of_data |= measured_row if rate is None else others
