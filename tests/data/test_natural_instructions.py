@@ -123,6 +123,8 @@ def test_a_draw_is_without_repetition_and_follows_from_the_seed(folder):
     assert one == same
     assert one.clients["large"] != other.clients["large"]
     assert len(set(one.clients["large"])) == 50
+    apart = subsample(str(folder), 2, 1)
+    assert (apart.clients, apart.held_out) == (other.clients, one.held_out) != (one.clients, other.held_out)
 
 
 def test_a_tasks_draw_does_not_depend_on_the_other_tasks(folder, tmp_path):

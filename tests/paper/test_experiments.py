@@ -1,6 +1,7 @@
 """Every recipe of the paper holds what it must, at every scale."""
 
 import json
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
@@ -8,6 +9,10 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fedkseed import Simulation
+from fedkseed.data.encoder import Encoder
+from fedkseed.data.held_out import HeldOutRows, draw_sets
+from fedkseed.data.layouts import Example
+from fedkseed.data.split import read_source
 from fedkseed.errors import FedKSeedError
 from fedkseed.paper import dry_run, experiments, tiny_model
 from fedkseed.paper.byte_counts import DATAJUICER, LLAMA
@@ -15,9 +20,10 @@ from fedkseed.paper.dry_run import estimate
 from fedkseed.paper.experiments import SCALES, fingerprint, load, merge, nested
 from fedkseed.paper.microbenchmarks import MEASURED
 from fedkseed.paper.outputs import OUTPUTS
+from fedkseed.paper.reproduce import Reproduction, make_jobs
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.rules import Where, require_legal
-from fedkseed.recipe.schema import Recipe
+from fedkseed.recipe.schema import VALIDATION, Recipe
 
 from ..conftest import CATEGORIES, rows
 from ..data.test_natural_instructions import write
@@ -176,6 +182,52 @@ def test_methods_that_are_compared_have_their_rates_searched_and_their_eps_where
         assert (len(rates), len(scales)) == ((3, 2) if forward_only else (3, 1)), method
     if experiment.output == "curves":
         assert experiment.options["reference"] == {"method": "fedmezo"}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> dict[str, str]:
+    """GIVEN with data of as many held-out rows as the paper's, none of which are alike."""
+    folder = tmp_path_factory.mktemp("sources")
+    counts = {"summarization": 1100, "brainstorming": 400, "open_qa": 40}
+    texts = [(f"{category} {number}", category) for category, count in counts.items() for number in range(count)]
+    lines = [json.dumps({"instruction": text, "response": "yes", "category": category}) for text, category in texts]
+    (folder / "dolly.jsonl").write_text("\n".join(lines))
+    tasks = write(folder / "tasks", {"train": 100}, {"test": 17_000})
+    return GIVEN | {"dolly": str(folder / "dolly.jsonl"), "natural-instructions": str(tasks)}
+
+
+@pytest.fixture(scope="module")
+def held_out_rows(sources) -> Callable[[Recipe], dict[str, set[Example]]]:
+    """The rows of a recipe's held-out sets by name, of which `shown` is what a run reports; each drawn once."""
+    tokenizer, found = tiny_model.tokenizer(), dict[str, dict[str, set[Example]]]()
+
+    def rows_of(recipe: Recipe) -> dict[str, set[Example]]:
+        wording = {"template": "paper", "separator": "", "max_tokens": 10_000}  # not what is drawn
+        tables = {"data": recipe.data, "evaluation": recipe.evaluation}
+        recipe = recipe.model_copy(update={name: t.model_copy(update=wording) for name, t in tables.items()})
+        key = f"{recipe.seed} {recipe.data} {recipe.evaluation.examples} {recipe.evaluation.validation}"
+        if key not in found:
+            source = read_source(recipe)
+            rows = HeldOutRows(source.held_out, {}, [row.example for row in (*source.held_out, *source.training)])
+            shown, sets = draw_sets(rows, Encoder.of(recipe, tokenizer, source.files), lambda line: None)
+            found[key] = {name: {e.example for e in s.examples} for name, s in (sets | {"shown": shown}).items()}
+        return found[key]
+
+    return rows_of
+
+
+# privacy at full shows as many rows of Natural Instructions as 50,000 of a test task have
+@pytest.mark.parametrize(
+    ("name", "scale"), [each for each in EVERY if load(*each).choice and each != ("privacy", "full")]
+)
+def test_no_row_of_a_search_is_shown_by_a_run_of_any_seed(name, scale, sources, held_out_rows, tmp_path):
+    experiment = load(name, scale)
+    choice, wanted = experiment.choice, Reproduction(experiment, tmp_path, sources)
+    trials = make_jobs(wanted, seeds=range(experiment.seeds, experiment.seeds + choice.seeds), trial_of=choice)
+    searched = set.union(*(held_out_rows(job.recipe)[VALIDATION] for job in trials))
+    assert len(searched) >= 16
+    for job in make_jobs(wanted, seeds=sorted({0, experiment.seeds - 1})):
+        assert not searched & held_out_rows(job.recipe)["shown"]
 
 
 def test_a_new_key_of_the_config_does_not_change_a_fingerprint_and_another_value_does():

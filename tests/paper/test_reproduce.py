@@ -266,6 +266,9 @@ def test_a_basis_is_made_of_public_text_once_and_named_in_the_results(experiment
     assert (basis["file"], basis["digest"], basis["examples"]) == (path.name, made.digest().hex(), 4)
     assert (basis["data"], basis["max_tokens"], basis["dtype"]) == (data_file.name, 200, "float32")
     runs = read_records(folder)
+    sent = sum(runs[0].metrics["bytes/all clients"].values()) + 4 * path.stat().st_size  # to each client once
+    assert {run.once for run in runs} == {4 * path.stat().st_size}
+    assert rows(folder / "table.csv")[0]["kB of a run"] == f"{round(sent / 1000)}"
     assert all(basis["digest"] in (run.digests or {})["directions"] for run in runs)
     written = path.stat().st_mtime_ns
     reproduced(wanted, tmp_path, public=str(data_file))
@@ -392,7 +395,7 @@ def test_the_best_value_is_chosen_on_seeds_of_its_own(experiment, tmp_path, coun
     trials = [RunOutcome.read(at, {}, 2) for at in counted if load_recipe(at / "recipe.toml").seed == 2]
     assert len(trials) == 4
     for row, (low, high) in zip(rows(folder / "table.csv"), (trials[:2], trials[2:]), strict=True):
-        assert row["η"] == ("0.001" if low.loss[2] < high.loss[2] else "1")
+        assert row["η"] == ("0.001" if low.searched_loss[1] < high.searched_loss[1] else "1")
         assert (row["minus 16"] != "") == (row["K"] == "64")
     assert {load_recipe(at / "recipe.toml").seed for at in counted[4:]} == {0, 1}
     assert len(counted) == 4 + 4

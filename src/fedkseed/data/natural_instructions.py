@@ -44,6 +44,7 @@ class Subsample:
 def subsample(
     source: str,
     seed: int,
+    held_out_seed: int | None = None,
     *,
     protocol: Literal["paper", "official-code"] = "paper",
     max_characters: int = 1024,
@@ -55,6 +56,7 @@ def subsample(
 
     Args:
         source: see `read`.
+        held_out_seed: of the draw of test tasks; None: `seed`.
         protocol: `paper`: tasks that have at least `least` examples after the draw are clients.
             `official-code`: only inputs of fewer than `max_characters` count; tasks that have at least
             `least` of them before the draw are clients; of a test task at least 20 are drawn.
@@ -67,7 +69,8 @@ def subsample(
     drawn = dict[str, list[Example]]()
     for name, examples in read(source, (*training, *test)):  # a task at a time: the whole data set is large
         examples = [e for e in examples if not official or len(e.context) < max_characters]
-        rng = generator(seed, Purpose.SUBSAMPLE, int.from_bytes(sha256(name.encode()).digest()[:8]))
+        of = seed if held_out_seed is None or name not in test else held_out_seed
+        rng = generator(of, Purpose.SUBSAMPLE, int.from_bytes(sha256(name.encode()).digest()[:8]))
         order = rng.permutation(len(examples))
         if name in test:
             count = max(len(examples) * TEST // 100, LEAST if official else 0)

@@ -84,8 +84,11 @@ def read_source(recipe: Recipe) -> SourceRows:
 
 def _read_tasks(recipe: Recipe) -> SourceRows:
     """The tasks of Natural Instructions, whose own lists say which are held out."""
-    data, least = recipe.data, recipe.clients.min_examples
-    tasks = subsample(data.source, recipe.seed, protocol=data.protocol, max_characters=data.max_tokens, least=least)
+    data = recipe.data
+    tasks = subsample(
+        data.source, recipe.seed, recipe.held_out_seed, protocol=data.protocol, max_characters=data.max_tokens,
+        least=recipe.clients.min_examples,
+    )  # fmt: skip
     held_out = [OwnedRow(e) for examples in tasks.held_out.values() for e in examples]
     training = [OwnedRow(e, owner) for owner, examples in enumerate(tasks.clients.values()) for e in examples]
     return SourceRows(held_out, training, list(tasks.clients), too_small=len(tasks.too_small))

@@ -6,6 +6,7 @@ Bytes of FedKSeed are lengths of encoded messages; those of the other methods ar
 from collections.abc import Mapping
 from functools import cache
 from math import inf
+from pathlib import Path
 from timeit import repeat
 
 import numpy as np
@@ -100,12 +101,14 @@ def _row(
     hours = forward and (forward + 2 * (backward or 0)) * pass_seconds * runs / 3600
     tuned = sizes.tuned(algorithm.tuned, recipe.peft, last)
     down, up = _bytes_of(recipe, sizes, tuned, cohort)
+    basis = recipe.directions.basis and Path(recipe.directions.basis)
+    once = basis.stat().st_size * (clients.count or TASKS) if basis and basis.is_file() else 0
     examined = Rows(recipe.evaluation.max_tokens or tokens, tokens)
     memory = predict(recipe, sizes, Rows(tokens, tokens, tokens), examined, cohort)
     return {
         "run": experiment.label(planned.axes), "weights": sizes.weights, "trainable": tuned,
         "clients a round": cohort, "rounds": rounds, "local steps": steps, "bytes down": down, "bytes up": up,
-        "bytes of a run": None if down is None or up is None else (down + up) * cohort * rounds,
+        "bytes of a run": None if down is None or up is None else (down + up) * cohort * rounds + once,
         "forward passes": forward, "backward passes": backward, "seeds": experiment.seeds,
         "hours, all seeds": hours, "memory (GB)": memory.total / GB,
     }  # fmt: skip

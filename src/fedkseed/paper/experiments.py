@@ -36,6 +36,7 @@ LETTERS = {
     "directions.size": "K", "training.lr": "η", "training.eps": "ε", "clients.count": "N", "clients.active": "m/N",
 }  # fmt: skip
 FOLDER, COMMON = "recipes/paper", "common"
+TRIAL_ROWS = 64  # held-out rows by which trials are compared, where the recipe has no validation part
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,13 @@ class Choice:
     seeds: int = 2  # number of seeds of the trials, which are not those of the runs
     recipe: Tree = field(default_factory=dict)  # tables over those of a trial's recipe: what the choice needs not
     times: Tree = field(default_factory=dict)  # factors of a trial's numbers, as training.rounds = 0.25
+
+    def trial(self, table: Tree) -> Tree:
+        """The recipe of a run's trial, which is compared on rows that no run shows: those after them in one draw."""
+        shown = table["evaluation"]["examples"]
+        apart = {"examples": shown + min(shown, TRIAL_ROWS), "validation": min(shown, TRIAL_ROWS)}
+        further = {} if "validation" in table["evaluation"] else {"evaluation": apart}
+        return scaled(reduce(merge, [table, further, self.recipe]), self.times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +149,9 @@ class Experiment:
         table = scaled(table, variant.get("times", {}))
         table = reduce(merge, [nested(axis, value) for axis, value in axes.items() if axis not in NAMED], table)
         other = ("title", "methods", "variants", "times")
-        return merge({name: part for name, part in table.items() if name not in other}, {"seed": seed})
+        table = {name: part for name, part in table.items() if name not in other}
+        # runs and trials of a search draw held-out rows in one order, whatever their seeds
+        return merge({"data": {"seed": 0}} if self.choice else {}, table | {"seed": seed})
 
 
 def options_of(kind: type[Options], experiment: Experiment) -> Options:

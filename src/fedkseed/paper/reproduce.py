@@ -41,7 +41,7 @@ from .experiment_bases import (
     require_basis_of_record,
     tiny_place,
 )
-from .experiments import Choice, Experiment, Planned, Tree, fingerprint, merge, options_of, scaled, short
+from .experiments import Choice, Experiment, Planned, Tree, fingerprint, options_of, short
 from .microbenchmarks import MEASURED
 from .outputs import OUTPUTS, DrawFigure, save
 from .results import COMMITS, MEASURES, SHARES, Cell, ResultTable, RunOutcome, group
@@ -154,8 +154,7 @@ def make_jobs(
     jobs, folder = [], wanted.output / "runs" / wanted.experiment.scale
     for planned in (run for axes in fixed for run in wanted.experiment.plan(seeds, axes)):
         if trial_of is not None:
-            table = scaled(merge(planned.table, trial_of.recipe), trial_of.times)
-            planned = replace(planned, table=table)
+            planned = replace(planned, table=trial_of.trial(planned.table))
         label = wanted.experiment.label(planned.axes)
         if wanted.only.lower() in label.lower():
             recipe = planned.recipe(wanted.given)

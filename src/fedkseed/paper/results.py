@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from ..evaluation.statistics import BALANCED, Evaluation, named, title_of
 from ..files import write_atomically
+from ..recipe.reading import load_recipe
 from ..recipe.schema import VALIDATION
 from ..run.round_metrics import METRICS, values
 from ..run.store import Store
@@ -65,6 +66,7 @@ class RunOutcome:
     scores: dict[str, dict[int, float]] = field(default_factory=dict)  # [evaluation] metric -> round -> mean
     commits: list[str | None] | None = None  # of the code that worked on it; None: not noted
     digests: dict[str, str] | None = None  # of directions, model and data
+    once: int | None = 0  # bytes that travel once in a run, as a basis to each client; None: not known
     probabilities: list[float] | None = None  # of FedKSeed-Pro's directions at the end
     never_drawn: int | None = None  # directions
 
@@ -88,6 +90,7 @@ class RunOutcome:
             memory=store.recall(MEMORY),
             commits=store.recall(COMMITS),
             digests=store.recall("identity"),
+            once=_sent_once(store, load_recipe(directory / "recipe.toml").directions.basis),
             directory=directory,
             metrics=metrics,
             scores=_by_name(means, dict.fromkeys(chain(*means.values()))),
@@ -128,6 +131,12 @@ class RunOutcome:
                 part = 1.0 if then <= now else (then - change) / (then - now)
                 return self.clock[before] + part * (self.clock[done] - self.clock[before])
         return None
+
+
+def _sent_once(store: Store, basis: str | None) -> int | None:
+    if basis is None:
+        return 0
+    return Path(basis).stat().st_size * len(store.recall("clients")["examples"]) if Path(basis).is_file() else None
 
 
 def _by_name(rounds: Mapping[int, Mapping[str, float]], names: Iterable[str]) -> dict[str, dict[int, float]]:

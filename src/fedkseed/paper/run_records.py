@@ -76,6 +76,7 @@ def write_records(folder: Path, outcomes: Iterable[Recorded], trials: Iterable[R
     runs, rounds = [], list[dict[str, Any]]()
     for outcome, recipe in outcomes:
         run = {"run": outcome.directory.name, **{name: getattr(outcome, name) for name in RUN_FIELDS}, "recipe": recipe}
+        run |= {"once": outcome.once}
         runs.append(run | {name: v for name in PRO_FIELDS if (v := getattr(outcome, name)) is not None})
         columns = {name: getattr(outcome, name) for name in SERIES}
         columns |= {f"{HELD_OUT}{name}": series for name, series in outcome.scores.items()} | outcome.metrics
@@ -162,5 +163,6 @@ def _run_of(folder: Path, run: Mapping[str, Any], rows: Sequence[Mapping[str, st
         metrics={name: column(name) for name in metrics if not name.startswith(HELD_OUT)},
         scores={name.removeprefix(HELD_OUT): column(name) for name in metrics if name.startswith(HELD_OUT)},
         **{name: run[name] for name in RUN_FIELDS},
+        once=run.get("once", None if "basis" in run["recipe"].get("directions", {}) else 0),  # older ones have none
         **{name: run[name] for name in PRO_FIELDS if name in run},
     )

@@ -112,7 +112,7 @@ def summary(shown: Comparison) -> ResultTable:
     columns = {name for row in rows for name, cell in row.items() if cell is not None or not name.endswith(optional)}
     note = (
         "After ±: the standard deviation over seeds. Bytes down and up: the most of a client and round. kB of a run: "
-        "of all its clients and rounds. Seconds: of training a run, of one processor."
+        "of all its clients and rounds, with a basis to each client. Seconds: of training a run, of one processor."
     )
     paired = "A difference is of changes of loss, paired by seed; after its ±: the standard error."
     rows = [{name: cell for name, cell in row.items() if name in columns} for row in rows]
@@ -122,7 +122,8 @@ def summary(shown: Comparison) -> ResultTable:
 def _summary_row(shown: Comparison, axes: dict[str, Any], runs: Sequence[RunOutcome]) -> Row:
     """The cells of one combination of values, without comparisons."""
     choice = shown.experiment.choice
-    sent = [sum(run.metrics.get("bytes/all clients", {}).values()) for run in runs]
+    rounds = [sum(run.metrics.get("bytes/all clients", {}).values()) for run in runs]
+    sent = [n + run.once for n, run in zip(rounds, runs, strict=True) if n and run.once is not None]
     return {
         **shown.titles([*axes], axes.values()),
         **(_rates(shown.experiment, axes) if choice and choice.axis == "variant" else {}),
@@ -131,7 +132,7 @@ def _summary_row(shown: Comparison, axes: dict[str, Any], runs: Sequence[RunOutc
         "Rouge-L before": spread(runs, "rouge", 0), "Rouge-L after": spread(runs, "rouge"),
         **{f"{MEASURES[name].title} before": spread(runs, name, 0) for name in SHARES},
         **{f"{MEASURES[name].title} after": spread(runs, name) for name in SHARES}, **_most_bytes(runs),
-        "kB of a run": round(fmean(sent) / 1000) if all(sent) else None,
+        "kB of a run": round(fmean(sent) / 1000) if len(sent) == len(runs) else None,
         "seconds": round(fmean(run.seconds for run in runs)),
     }  # fmt: skip
 

@@ -127,8 +127,6 @@ class DataTable(Table):
     def problems(self) -> Iterator[str]:
         if (self.columns or self.layout) and self.format != "rows":
             yield "columns name the fields of rows, and layout their kind; natural-instructions has its own"
-        if self.seed is not None and self.format != "rows":
-            yield "seed draws held-out rows; natural-instructions has tasks of its own for them"
 
 
 class ClientsTable(Table):
