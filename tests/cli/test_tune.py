@@ -317,7 +317,9 @@ def test_compare_prints_a_row_an_algorithm_and_knows_their_names(recipe_file):
     assert done.exit_code == 0, done.output
     rows = [line.split() for line in done.output.splitlines() if line.split()[-1:] in (["s"], ["ms"])]
     assert [row[0] for row in rows[-2:]] == ["fedprompt", "fedkseed"]
-    assert all(len(row) > 8 for row in rows[-2:]), "columns do not touch"
+    assert all(len(row) > 10 for row in rows[-2:]), "columns do not touch"
+    assert "as it is predicted before a model is loaded" in done.output
+    assert not any("–" in row for row in rows[-2:])
     own = Path(__file__).parents[2] / "docs" / "examples" / "strategy.py"
     assert f"{own}:median " in fedkseed("compare", recipe_file, "--algorithm", f"{own}:median").output
     refused = fedkseed("compare", recipe_file, "--algorithm", "fedsgd")

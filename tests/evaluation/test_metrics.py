@@ -23,6 +23,7 @@ from fedkseed.data.wording import Wording
 from fedkseed.evaluation.evaluate import evaluate, respond
 from fedkseed.evaluation.metrics import Metrics, accuracies, accuracy, metrics_of, rouge_l
 from fedkseed.evaluation.statistics import BALANCED, Evaluation, McNemar, balanced_accuracy, paired_change
+from fedkseed.models import loss as losses
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.models.loss import CACHES, example_losses, option_losses, takes_positions
 from fedkseed.paper.results import MEASURES, RunOutcome
@@ -182,6 +183,29 @@ def test_options_of_one_batch_take_three_passes_and_read_a_common_beginning_once
     prompts = [(*range(1, 21), *rest) for rest in ((33, 34, 35, 36, 37), (38,), (39, 40, 41))]
     option_losses(model, prompts, [[(7,), (8, 9, 10)], [(11, 12)], [(13,)]], 0)
     assert read == [(1, 20), (3, 5), (4, 2)]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_where_logits_are_many_those_of_tokens_that_count_are_made_a_few_at_a_time(config, monkeypatch):
+    model, made, caches = model_of(config), [], []
+    prompts, options = [(*range(1, 12), *rest) for rest in ((33, 34), (38,))], [[(7,), (8, 9, 10)], [(11, 12), (13,)]]
+    encoded = [Encoded((*range(1, n), 7, 8, 9), n - 1, Example("", "")) for n in (12, 15, 13)]
+    expected = example_losses(model, encoded, 0), option_losses(model, prompts, options, 0)
+    monkeypatch.setattr(losses, "MANY_LOGITS", 2 * 64)  # of two tokens
+    layer = model.get_output_embeddings()
+    layer.register_forward_hook(lambda _, args, out: made.append(out.shape[:-1].numel()))
+    assert example_losses(model, encoded, 0) == pytest.approx(expected[0], rel=1e-5)
+    assert max(made[-5:]) <= 2
+    assert sum(made[-5:]) == 3 * 3
+    model.get_decoder().register_forward_hook(
+        lambda _, args, kwargs, out: caches.extend(kwargs[name] for name in CACHES if kwargs.get(name) is not None),
+        with_kwargs=True,
+    )
+    found = option_losses(model, prompts, options, 0)
+    assert [*map(pytest.approx, found)] == expected[1]
+    assert (max(made[-2:]), sum(made[-2:])) == (2, 3)  # what follows the first tokens of options, without padding
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert {len(layer.keys) for layer in caches[-1].layers} == {2}, "rows of options are in no layer's cache"
 
 
 def test_a_window_shorter_than_the_prompts_is_that_of_each_prompt_alone():

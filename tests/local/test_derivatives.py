@@ -85,7 +85,7 @@ def by_pytorch(model, loss) -> np.ndarray:
 # Prints how many bytes of 63 freed MB stay, beneath one that is in use: as glibc is, and with the setting.
 FREED = """
 import torch
-from fedkseed.models.loss import return_large_blocks
+from fedkseed.models.load import return_large_blocks
 
 def resident():
     return 4096 * int(open("/proc/self/statm").read().split()[1])
@@ -143,10 +143,28 @@ def test_logits_in_slices_have_the_derivatives_of_all_at_once(config, monkeypatc
     monkeypatch.setattr(losses, "_losses", lambda *parts: counts.append(parts[1].numel()) or of_logits(*parts))
     monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 1)
     again, slope = weights.gradient(lambda: with_checkpoints(model))
-    assert (max(counts), sum(counts)) == (4, 2 * 2 * 7)  # seven positions of two rows, two at a time, twice
+    assert (max(counts), sum(counts)) == (4, 2 * 2 * 7)  # seven tokens of two rows, four at a time, twice
     assert again == pytest.approx(loss, rel=1e-6)
     np.testing.assert_allclose(slope, expected, atol=1e-5 * np.abs(expected).max())
     assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_many_logits_are_those_of_tokens_that_count_alone(config, monkeypatch):
+    model, made = random_model(config), []
+    weights, some = hold(model, POOL), batch()
+    some.labels[0, 5:10] = IGNORED
+    weights.load(coefficients())
+    loss, expected = weights.gradient(lambda: graph_loss(model, some))
+    monkeypatch.setattr(losses, "MANY_LOGITS", 1)
+    model.get_output_embeddings().register_forward_hook(lambda _, args, out: made.append(out.shape[:-1].numel()))
+    again, slope = weights.gradient(lambda: graph_loss(model, some))
+    assert made == [2 + 7]
+    assert again == pytest.approx(loss, rel=1e-6)
+    np.testing.assert_allclose(slope, expected, atol=1e-5 * np.abs(expected).max())
+    both = weights.both(0, 1e-3, lambda: batch_loss(model, some))
+    monkeypatch.undo()
+    assert both == weights.both(0, 1e-3, lambda: batch_loss(model, some)), "points that take turns are as before"
 
 
 @pytest.mark.parametrize("storage", ["dense", "Q8_0"])

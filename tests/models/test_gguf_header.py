@@ -12,7 +12,8 @@ import torch
 from gguf import GGUFWriter
 
 from fedkseed import FedKSeedError
-from fedkseed.models.gguf_header import MAX_ITEMS, MAX_PAIRS, MAX_TENSORS, require_sane
+from fedkseed.models import gguf_header
+from fedkseed.models.gguf_header import MAX_ITEMS, MAX_PAIRS, MAX_TENSORS, PlainReader, require_sane
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.tuned.export import export
 from fedkseed.tuned.load import open_tuned
@@ -136,17 +137,17 @@ def test_every_cut_and_200_flipped_bytes_are_taken_or_refused(whole, tmp_path):
 def test_a_model_is_loaded_with_one_reading_of_its_file_and_one_table_of_names(model_folder, tmp_path, monkeypatch):
     export(open_tuned(model_folder), tmp_path / "gguf", "gguf", kind="f32")
     (path,), done = (tmp_path / "gguf").glob("*.gguf"), list[str]()
-    for name in ("GGUFReader", "get_tensor_name_map"):
-        whole = getattr(gguf, name)
-        monkeypatch.setattr(gguf, name, lambda *given, name=name, whole=whole: (done.append(name), whole(*given))[1])
-    patched = gguf.GGUFReader
+    for module, name in ((gguf_header, "PlainReader"), (gguf, "get_tensor_name_map")):
+        whole = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, name=name, whole=whole: (done.append(name), whole(*given))[1])
+    own = gguf.GGUFReader
     load_tokenizer(str(path))
-    assert done == ["GGUFReader"]
+    assert done == ["PlainReader"]
     for storage in ("dense", "as stored"):
         done.clear()
         load_model(str(path), storage=storage)
-        assert sorted(done) == ["GGUFReader", "get_tensor_name_map"]
-    assert gguf.GGUFReader is patched  # nothing is kept
+        assert sorted(done) == ["PlainReader", "get_tensor_name_map"]
+    assert gguf.GGUFReader is own  # nothing is kept
 
 
 @pytest.mark.parametrize("storage", ["dense", "as stored"])
@@ -212,3 +213,17 @@ def test_code_that_comes_with_a_model_is_not_run(model_folder, tmp_path):
     with pytest.raises(FedKSeedError, match="contains custom code which must be executed"):
         load_model(str(tmp_path))
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_plain_reader_reads_what_ggufs_own_reads(whole, tmp_path):
+    (path := tmp_path / "a.gguf").write_bytes(whole)
+    plain, own = PlainReader(path), gguf.GGUFReader(path)
+    assert [*plain.fields] == [*own.fields]
+    for field, expected in zip(plain.fields.values(), own.fields.values(), strict=True):
+        assert (field.offset, field.data, field.types) == (expected.offset, expected.data, expected.types)
+        assert [(type(part), part.dtype, part.tolist()) for part in field.parts] == [
+            (np.ndarray, part.dtype, part.tolist()) for part in expected.parts
+        ]
+    for tensor, expected in zip(plain.tensors, own.tensors, strict=True):
+        assert (tensor.name, tensor.tensor_type, tensor.data.shape) == (expected.name, expected.tensor_type, (2, 32))
+        np.testing.assert_array_equal(tensor.data, expected.data)

@@ -102,6 +102,17 @@ def test_less_is_needed_for_fewer_layers_with_checkpointing_and_in_blocks():
     assert blocks.unavoidable < 1_000_000_000 < blocks.total - LIBRARIES
 
 
+def test_an_evaluation_needs_no_more_logits_for_more_tokens_but_for_its_accuracy():
+    def evaluation(tokens: int, **table):
+        settings = recipe(evaluation={"batch_size": 32} | table)
+        return predict(settings, LLAMA, ROWS, Rows(128, tokens)).phases["an evaluation"]
+
+    assert evaluation(100) == evaluation(20)
+    assert evaluation(100, metrics=["accuracy"]) - evaluation(20, metrics=["accuracy"]) == 32 * 80 * 32_000 * 4
+    caches = 32 * 128 * 2 * LLAMA.shared * LLAMA.layers * 4
+    assert evaluation(100, metrics=["choice"]) - evaluation(100) == caches
+
+
 def test_a_run_that_does_not_fit_is_refused_before_its_model_is_loaded(recipe_file, monkeypatch):
     asked = []
     monkeypatch.setattr(simulation, "build", lambda *args, **more: asked.append(args))

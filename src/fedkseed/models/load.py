@@ -1,7 +1,9 @@
 """Loading of causal language models and tokenizers: from a folder, a GGUF file, a package's file, a hub name."""
 
+import ctypes
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
+from functools import cache
 from io import StringIO
 from math import prod
 from pathlib import Path
@@ -27,6 +29,7 @@ from .quantised import QUANTISABLE, empty_model, load_gguf, names_in_file, quant
 MOST_LAYERS = 10_000  # the deepest language models have some 130
 MOST_MISSING = 2  # times a file's numbers a model may have: up to that, loading names the weights that are missing
 MOST_BUFFERS = 1 << 28  # bytes of tables that a model computes, beyond the size of its files: GPT-2's have 12 MB
+MMAP_THRESHOLD, LARGE = -3, 1 << 18  # glibc's number of the setting, and bytes: an activation of 128 tokens has more
 STORAGES = ("dense", "as stored", *QUANTISABLE)
 # How far other last tokens may move the logits before them, as a share of the logits' spread: those of untrained BERTs
 # of 2 and 6 layers move by 0.02 and 0.8, of eight causal families by exactly 0, in float32 and bfloat16.
@@ -60,6 +63,8 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # by its build
         raise FedKSeedError(f"the device {device!r} can't be used: {first_line(error)}") from error
+    if storage != "dense":  # to save memory, which freed activations would take again
+        return_large_blocks()
     source = find(model)
     if storage == "as stored" and source.gguf_path is None:
         raise FedKSeedError(f"only a .gguf file can be kept as stored; {model} is none: choose Q8_0, Q4_0 or Q4_1")
@@ -103,6 +108,18 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
         parameter.data = parameter.data.contiguous()
     loaded.requires_grad_(False).eval()
     return loaded.to(device) if storage == "dense" else quantise(loaded, storage, device)
+
+
+@cache
+def return_large_blocks() -> None:
+    """Make glibc return each freed block of LARGE bytes or more to the system at once, for the rest of the process.
+
+    It would keep them for later, in pieces that small blocks between them hold: 0.1 GB of a step of SmolLM2-135M
+    (benchmarks/results/memory.md). Steps take longer, since the system clears the blocks that it gives anew. Other C
+    libraries have no such setting.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # no such function; no such library; Windows
+        ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
 
 
 @torch.inference_mode()

@@ -1,15 +1,15 @@
 """The loss: negative log-likelihood of the response's tokens, in nats."""
 
-import ctypes
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import cache as once
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from copy import copy
 from functools import partial
 from itertools import takewhile
 from typing import Any, cast
 
 import torch
+from greenlet import getcurrent
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
@@ -22,14 +22,15 @@ from transformers.utils.generic import ModelOutput
 from ..data.batches import IGNORED, Batch, Encoded, collate
 from ..data.sources import Example
 from ..errors import FedKSeedError
-from .load import positions
+from ..weights.lazy import UsableWithoutValues
+from .load import positions, return_large_blocks
 from .tail import EnoughError, tail_batch, tail_shared
 
-MMAP_THRESHOLD, LARGE = -3, 1 << 18  # glibc's number of the setting, and bytes: an activation of 128 tokens has more
 CHECKPOINT_ATTRIBUTE = "_gradient_checkpointing_func"  # the function by which transformers runs a layer
 MIN_SHARED = 8  # tokens at the beginning of all texts, from which on a pass of their own is worth it
 CACHES = ("cache", "past_key_values")  # names of a cache, from and until transformers 5.24
 LOGITS_AT_ONCE = 1 << 20  # logits whose losses are computed together
+MANY_LOGITS = 1 << 23  # from which on those of tokens that count are made alone, as many at a time: 34 MB in float32
 SLICES = 4  # at most, of logits with a graph: one takes with its gradients what a pass without a graph takes for all
 
 
@@ -40,22 +41,16 @@ def response_logits(model: nn.Module, batch: Batch, cache: DynamicCache | None =
         cache: what the model keeps of tokens that all rows begin with, before their first response token.
     """
     # Logits are the largest activation (49,152 a token for SmolLM2): make only those in use, where the model can.
-    kept, beginning = needed(batch.labels), tail_batch(model, batch)
-    batch = batch.to(next(model.parameters()).device)
-    extra = last_logits(model, kept)
-    if cache is None:
-        with beginning:
-            logits = model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **extra).logits
-    else:
-        logits = _continued(model, batch.tokens[:, cache.get_seq_length() :], batch.mask, cache, **extra).logits
-    return logits[:, -kept:][:, :-1], batch.labels[:, -kept:][:, 1:]
+    kept = needed(batch.labels)
+    logits = _output(model, batch, cache, **last_logits(model, kept)).logits
+    return logits[:, -kept:][:, :-1], batch.labels[:, -kept:][:, 1:].to(logits.device)
 
 
 def token_losses(model: nn.Module, batch: Batch, cache: DynamicCache | None = None) -> tuple[Tensor, Tensor]:
     """Losses of the tokens from the first response token on, and a mask of those that count; both (B, T')."""
-    again = torch.is_grad_enabled() and any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
-    if cache is None and again and (losses := _losses_in_slices(model, batch)) is not None:
-        return losses, (batch.labels[:, -losses.shape[1] :] != IGNORED).to(losses.device)
+    labels = batch.labels[:, 1 - needed(batch.labels) :]
+    if (losses := _losses_in_slices(model, partial(_output, model, batch, cache), labels, -1)) is not None:
+        return losses, (labels != IGNORED).to(losses.device)
     predictions, labels = response_logits(model, batch, cache)
     # Some positions at a time: float32 copies of all logits would be the peak of memory in a 4-bit model.
     step = max(1, LOGITS_AT_ONCE // (predictions.shape[0] * predictions.shape[2]))
@@ -63,41 +58,65 @@ def token_losses(model: nn.Module, batch: Batch, cache: DynamicCache | None = No
     return torch.cat([_losses(logits, tokens) for logits, tokens in parts], 1), labels != IGNORED
 
 
-def _losses_in_slices(model: Any, batch: Batch) -> Tensor | None:
-    """The losses of `token_losses` with a graph that keeps no logits: a pass back makes them again, slice by slice.
+def _output(model: Any, batch: Batch, cache: DynamicCache | None, **more: Any) -> Any:
+    """A model's output for a batch, or for what comes after its cache."""
+    beginning = tail_batch(model, batch) if cache is None else nullcontext()
+    batch = batch.to(next(model.parameters()).device)
+    if cache is not None:
+        return _continued(model, batch.tokens[:, cache.get_seq_length() :], batch.mask, cache, **more)
+    with beginning:
+        return model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **more)
 
-    None for few logits, and for a model that does not say which part of it makes the last hidden states.
+
+def _losses_in_slices(model: Any, run: Callable[[], Any], labels: Tensor, end: int | None = None) -> Tensor | None:
+    """The losses of labels (B, T'), where all logits would be many: those of tokens that count exist, slice by slice.
+
+    With checkpointing a pass back makes them again. None, before it is called, for few logits, and for a model that
+    does not say which part of it makes the last hidden states.
+
+    Args:
+        run: calls the model, whose last hidden states predict the labels, without those from `end` on.
     """
+    again = torch.is_grad_enabled() and any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
     parts: Any = (getattr(model, f"get_{part}", lambda: None)() for part in ("output_embeddings", "decoder"))
     head, decoder = parts
     if decoder in (None, model) or not hasattr(head, "weight") or has_virtual_tokens(model):
         return None
-    count = needed(batch.labels) - 1
-    step = max(LOGITS_AT_ONCE // (len(batch.labels) * len(head.weight)), -(-count // SLICES))
-    if step >= count:
+    per_token, most = len(head.weight), LOGITS_AT_ONCE if again else MANY_LOGITS
+    # the points of a step take turns inside of a pass: what the model returns is for one of them
+    if labels.numel() * per_token <= most or getcurrent().parent is not None:
         return None
     device, outputs = next(model.parameters()).device, list[ModelOutput]()
+    # a factored output layer may need to know each token's example
+    of_any = not isinstance(getattr(head.weight, "source", None), UsableWithoutValues)
 
-    def end(_: Any, __: Any, output: Any) -> None:
+    def stop(_: Any, __: Any, output: Any) -> None:
         if isinstance(output, ModelOutput):
             outputs.append(output)
             raise EnoughError
 
-    with suppress(EnoughError), tail_batch(model, batch), decoder.register_forward_hook(end):
-        model(input_ids=batch.tokens.to(device), attention_mask=batch.mask.to(device), use_cache=False)
-    if not outputs:
-        return None
-
-    kind, states = type(outputs[0]), cast(Any, outputs.pop()).last_hidden_state
+    with suppress(EnoughError), decoder.register_forward_hook(stop):
+        return _losses(run().logits[:, :end][:, -labels.shape[1] :], labels.to(device))  # another kind of output
+    kind, states = type(outputs[0]), cast(Any, outputs.pop()).last_hidden_state[:, :end][:, -labels.shape[1] :]
+    labels = chosen = labels.to(device)
+    if of_any:
+        chosen, states = labels[labels != IGNORED][None], states[labels != IGNORED][None]
 
     def slice_losses(states: Tensor, labels: Tensor) -> Tensor:
         """The model itself makes the logits, with its scales and caps."""
         with _returning(decoder, kind(last_hidden_state=states)):
-            return _losses(model(input_ids=batch.tokens.to(device), use_cache=False).logits, labels)
+            tokens, mask = labels.clamp(min=0), torch.ones_like(labels)  # of which only the shapes are used
+            return _losses(model(input_ids=tokens, attention_mask=mask, use_cache=False).logits, labels)
 
-    parts = zip(states[:, -count - 1 : -1].split(step, 1), batch.labels[:, -count:].split(step, 1), strict=True)
-    again = partial(checkpoint, slice_losses, use_reentrant=False, preserve_rng_state=False)
-    return torch.cat([again(part, labels.to(part.device)) for part, labels in parts], 1)
+    make, step = slice_losses, max(1, most // (len(chosen) * per_token))
+    if again:
+        make = partial(checkpoint, slice_losses, use_reentrant=False, preserve_rng_state=False)
+        step = max(step, -(-chosen.shape[1] // SLICES))
+    elif torch.is_grad_enabled():  # what is kept of all logits is kept of those of slices
+        step = chosen.shape[1]
+    parts = zip(states.split(step, 1), chosen.split(step, 1), strict=True)
+    losses = torch.cat([make(*part) for part in parts], 1)
+    return losses.new_zeros(labels.shape).masked_scatter(labels != IGNORED, losses) if of_any else losses
 
 
 @contextmanager
@@ -156,18 +175,6 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
         for layer, function in zip(layers, before, strict=True):
             layer.gradient_checkpointing = layer.training = False
             setattr(layer, CHECKPOINT_ATTRIBUTE, function)
-
-
-@once
-def return_large_blocks() -> None:
-    """Make glibc return each freed block of LARGE bytes or more to the system at once, for the rest of the process.
-
-    It would keep them for later, in pieces that small blocks between them hold: 0.1 GB of a step of SmolLM2-135M
-    (benchmarks/results/memory.md). Steps take longer, since the system clears the blocks that it gives anew. Other C
-    libraries have no such setting.
-    """
-    with suppress(AttributeError, OSError, TypeError):  # no such function; no such library; Windows
-        ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
 
 
 def checkpointable(model: nn.Module) -> list[Any]:
@@ -275,15 +282,27 @@ def _option_losses(
         return nats
     texts, counts = [torch.tensor(option) for each in options for option in each], [len(each) for each in options]
     rows = torch.arange(len(prompts)).repeat_interleave(torch.tensor(counts)).to(device)
-    cache.batch_select_indices(rows)
+    for layer in cache.layers:  # rows of a layer's states exist while it runs, not those of all layers
+        cast(Any, layer).update = partial(_updated, copy(layer), rows)
     tokens, labels = (pad_sequence(texts, batch_first=True, padding_value=filler) for filler in (pad, IGNORED))
-    predictions = after_prompts.logits[:, -1:][rows]
+    tokens, labels, predictions = tokens.to(device), labels.to(device), after_prompts.logits[:, -1:]
+    parts = [part.split(max(1, MANY_LOGITS // predictions.shape[-1])) for part in (rows, labels[:, :1])]
+    losses = torch.cat([_losses(predictions[some], firsts) for some, firsts in zip(*parts, strict=True)])
     if (later := tokens.shape[1] - 1) > 0:
         read = torch.ones(len(texts), later, dtype=mask.dtype, device=device)  # what follows an option is not used
-        output = _continued(model, tokens[:, :-1].to(device), torch.cat([mask[rows], read], 1), cache)
-        predictions = torch.cat([predictions, output.logits[:, -later:]], 1)
-    nats = iter(_losses(predictions, labels.to(device)).sum(1).tolist())
+        run = partial(_continued, model, tokens[:, :-1], torch.cat([mask[rows], read], 1), cache)
+        if (after := _losses_in_slices(model, run, labels[:, 1:])) is None:
+            after = _losses(run().logits[:, -later:], labels[:, 1:])
+        losses = torch.cat([losses, after], 1)
+    nats = iter(losses.sum(1).tolist())
     return [[next(nats) for _ in range(count)] for count in counts]
+
+
+def _updated(layer: Any, rows: Tensor, *states: Any, **more: Any) -> Any:
+    """The states that a cache's layer has of some rows, and new ones after them; the layer stays as it is."""
+    chosen = copy(layer)
+    chosen.batch_select_indices(rows)
+    return chosen.update(*states, **more)
 
 
 def takes_positions(model: nn.Module) -> bool:

@@ -23,6 +23,7 @@ from ..recipe.algorithms import algorithm_of
 from ..recipe.rules import checked_algorithm, require_packages
 from ..recipe.schema import Recipe
 from ..round import Round
+from ..run.needed_memory import LIBRARIES, needed_by
 from ..run.setup import Stopwatch
 from ..run.simulation import Simulation
 from ..run.workers import processes
@@ -46,6 +47,7 @@ class AlgorithmCosts:
     bytes_up: int
     bytes_back: int  # down, to a client that comes back after ROUNDS_AWAY rounds
     peak_memory: int  # bytes: the most that its process held, less what a client like it had left there
+    predicted_memory: int | None  # bytes of the same, before its model is loaded; None where it can't be predicted
     sync_seconds: float  # of a client that took part in the round before
     back_seconds: float  # of one that comes back after ROUNDS_AWAY rounds
     step_seconds: float  # median
@@ -127,11 +129,12 @@ def _take_part(recipe: Recipe, shares: ClientShares, folder: Path, bytes_up: int
     whether kernels were compiled already, and 14 to 16 MB with it.
     """
     _costs_without_memory(recipe, shares, folder)
-    meter = Meter()
+    meter, needed = Meter(), needed_by(recipe, shares)
     before = meter.now()
     with meter.watch():
         costs = _costs_without_memory(recipe, shares, folder)
-    return replace(costs, bytes_up=bytes_up or costs.bytes_up, peak_memory=meter.peak - before)
+    costs = replace(costs, bytes_up=bytes_up or costs.bytes_up, peak_memory=meter.peak - before)
+    return replace(costs, predicted_memory=needed and needed.total - LIBRARIES)
 
 
 def _costs_without_memory(recipe: Recipe, shares: ClientShares, folder: Path) -> AlgorithmCosts:
@@ -161,6 +164,7 @@ def _costs_without_memory(recipe: Recipe, shares: ClientShares, folder: Path) ->
         bytes_up=len(upload),
         bytes_back=sizes[0],
         peak_memory=0,
+        predicted_memory=None,
         sync_seconds=seconds[1],
         back_seconds=seconds[0],
         step_seconds=median(watch.steps),

@@ -20,7 +20,8 @@ from .terminal import console, say, short
 def print_costs_head(steps: int) -> None:
     """Print what a table of costs is of, and the titles of its columns."""
     say(f"a client and round, {steps} local steps; weights, bytes; back: after {ROUNDS_AWAY} rounds away")
-    say(_costs_row("algorithm", ("tuned", "down", "back", "up", "memory"), ("sync", "back", "a step")))
+    say("memory: measured; and as it is predicted before a model is loaded, beside the libraries")
+    say(_costs_row("algorithm", ("tuned", "down", "back", "up", "memory", "pred."), ("sync", "back", "a step")))
 
 
 def print_costs(costs: AlgorithmCosts) -> None:
@@ -28,7 +29,8 @@ def print_costs(costs: AlgorithmCosts) -> None:
     sizes = costs.trainable, costs.bytes_down, costs.bytes_back, costs.bytes_up, costs.peak_memory
     seconds = costs.sync_seconds, costs.back_seconds, costs.step_seconds
     times = (f"{1e3 * time:.2g} ms" if time < 0.1 else f"{time:.3g} s" for time in seconds)
-    say(_costs_row(costs.algorithm, map(short, sizes), times))
+    predicted = "–" if costs.predicted_memory is None else short(costs.predicted_memory)
+    say(_costs_row(costs.algorithm, (*map(short, sizes), predicted), times))
 
 
 def _costs_row(name: str, sizes: Iterable[str], seconds: Iterable[str]) -> str:

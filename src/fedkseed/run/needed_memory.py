@@ -19,7 +19,7 @@ from ..directions import FAMILIES
 from ..errors import FedKSeedError
 from ..models.hidden_states import ROOM as OUTPUT_ROOM
 from ..models.load import skeleton
-from ..models.loss import LOGITS_AT_ONCE, SLICES
+from ..models.loss import LOGITS_AT_ONCE, MANY_LOGITS, SLICES
 from ..models.sizes import Architecture, sizes_of
 from ..models.tail import ROOM as TAIL_ROOM
 from ..recipe.algorithms import ADAM, ONE, OUTPUT, TWO, Algorithm, algorithm_of
@@ -29,7 +29,7 @@ from ..weights.lazy import TILE
 GB = 1e9
 LIBRARIES = 620_000_000  # bytes of PyTorch, transformers, compiled kernels, threads: 0.56 to 0.64 GB in memory.md
 SMALL = 45_000_000  # bytes of what has no term: a tokenizer's tables, rotary tables, blocks of the libraries
-FREED = 1.25  # times the tensors of a pass back: what glibc keeps of freed blocks; 1 with checkpointing, where it can't
+FREED = 1.25  # times the tensors of a pass back, kept by glibc when freed; with blocks or checkpointing it can't
 TILES = 3 * 4 * TILE  # bytes of a matrix that is made in parts, of its sum and its gradient
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BLOCK_BITS = {"Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5.0}  # of a weight
@@ -88,6 +88,7 @@ def predict(
     """
     algorithm, options, table = algorithm_of(recipe.training.algorithm), recipe.model, recipe.evaluation
     size, dense, more = BYTES[options.dtype], options.storage == "dense", held_out or Rows(0, 0)
+    chooses = "choice" in table.measured
     tuned = tuned or sizes.tuned(algorithm.tuned, recipe.peft, options.last_layers)
     bits = BLOCK_BITS.get(options.storage, 8 * size)
     weights = sizes.stored if options.storage == "as stored" else int(sizes.weights * bits / 8)
@@ -101,16 +102,20 @@ def predict(
         copies = 4 * tuned * (exact + algorithm.strategy.remembers)
     remembered = 0
     if options.last_layers is not None:
-        remembered = min(TAIL_ROOM // recipe.clients.at_once, (rows.every + more.every) * sizes.hidden * size)
+        tokens = rows.every + more.every * (1 + chooses)  # an evaluation's losses and choices each remember theirs
+        remembered = min(TAIL_ROOM // recipe.clients.at_once, tokens * sizes.hidden * size)
     elif algorithm.local == OUTPUT and not sizes.tied:
         remembered = min(OUTPUT_ROOM, rows.every * sizes.hidden * size)
     # what comes down stays until the upload is written: values, their bytes, and these with their check
     message = 0 if algorithm.pooled or algorithm.strategy.remembers else 4 * tuned
-    caches = table.batch_size * (more.tokens + table.max_new_tokens) * 2 * sizes.shared * sizes.layers * size
-    evaluation = _pass(sizes, size, table.batch_size * more.tokens, table.batch_size * more.predicted)
+    caches = table.batch_size * (more.tokens + table.max_new_tokens * bool(table.generated))
+    caches *= 2 * sizes.shared * sizes.layers * size * bool(more.tokens)
+    some = table.batch_size * more.predicted  # losses need logits of a few tokens at a time, accuracy those of all
+    some = some if "accuracy" in table.measured else min(some, MANY_LOGITS // sizes.vocabulary)
+    evaluation = _pass(sizes, size, table.batch_size * more.tokens, some) + caches * chooses
     phases = {
         "loading": loading, "a step": message + _step(recipe, algorithm, sizes, rows, tuned), "messages": 4 * message,
-        "an evaluation": max(evaluation, caches if table.generated and more.tokens else 0),
+        "an evaluation": max(evaluation, caches * bool(table.generated)),
     }  # fmt: skip
     process = copies + remembered + max(phases.values())
     lasting = {"weights": weights, "copies": copies, "remembered rows": remembered}
@@ -132,7 +137,9 @@ def _mode(recipe: Recipe) -> str:
 def _step(recipe: Recipe, algorithm: Algorithm, sizes: Architecture, rows: Rows, tuned: int) -> int:
     """Bytes of a local step beside all weights and their copies."""
     batch, size, mode = recipe.training.batch_size, BYTES[recipe.model.dtype], _mode(recipe)
-    tokens, logits = batch * rows.tokens, batch * rows.predicted * sizes.vocabulary
+    tokens = batch * rows.tokens
+    # of tokens that count, where those of all from the first one on would be many
+    logits = max(batch * rows.predicted * sizes.vocabulary, min(tokens * sizes.vocabulary, MANY_LOGITS))
     if algorithm.tuned in ("prompt", "p-tuning"):
         tokens += batch * recipe.peft.virtual_tokens
     backpropagates = algorithm.backpropagates or recipe.clients.backpropagating > 0
@@ -149,7 +156,7 @@ def _step(recipe: Recipe, algorithm: Algorithm, sizes: Architecture, rows: Rows,
         gradients = tuned * (4 + (size < 4) * size + 8 * (algorithm.local == ADAM))
     elif mode == "materialized":
         gradients = sizes.output * size  # of the largest tensor
-    return int(kept * (1 if again else FREED) + gradients)
+    return int(kept * (1 if again or recipe.model.storage != "dense" else FREED) + gradients)
 
 
 def _kept(recipe: Recipe, algorithm: Algorithm, sizes: Architecture, size: int) -> int:
@@ -180,21 +187,32 @@ def require_room(recipe: Recipe, shares: ClientShares) -> NeededMemory | None:
     Raises:
         FedKSeedError: it can't fit.
     """
-    try:
-        sizes, tuned = sizes_of(recipe.model.name), _named(recipe)
-    except FedKSeedError:
-        return None
-    held_out = [shares.held_out, *(each.examples for each in shares.sets.values())]
-    of_clients, of_sets = (Rows.of(row for rows in parts for row in rows) for parts in (shares.clients, held_out))
-    cohort = recipe.clients.cohort_of(len(shares.clients))
-    needed, there = predict(recipe, sizes, of_clients, of_sets, cohort, tuned), available(recipe.model.device)
-    if needed.unavoidable > there:
+    needed, there = (
+        needed_by(recipe, shares, recipe.clients.cohort_of(len(shares.clients))),
+        available(recipe.model.device),
+    )
+    if needed is not None and needed.unavoidable > there:
         raise FedKSeedError(
             f"this run needs {needed}, and {there / GB:.2f} GB are free; set [clients] at_once or [training] "
             "batch_size to less, [derivatives] checkpointing = true, [model] storage = 'Q4_0' (of a GGUF file "
             "'as stored') or [directions] family = 'hadamard', or take an algorithm that sends no weights"
         )
     return needed
+
+
+def needed_by(recipe: Recipe, shares: ClientShares, cohort: int = 0) -> NeededMemory | None:
+    """The memory of a recipe with its rows, see `predict`; None where the sizes of its model can't be read.
+
+    Args:
+        cohort: clients of a round; 0: a client alone, which evaluates nothing.
+    """
+    try:
+        sizes, tuned = sizes_of(recipe.model.name), _named(recipe)
+    except FedKSeedError:
+        return None
+    held_out = [shares.held_out, *(each.examples for each in shares.sets.values())] if cohort else []
+    of_clients, of_sets = (Rows.of(row for rows in parts for row in rows) for parts in (shares.clients, held_out))
+    return predict(recipe, sizes, of_clients, of_sets, cohort, tuned)
 
 
 def _named(recipe: Recipe) -> int:
