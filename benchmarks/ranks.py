@@ -5,7 +5,7 @@
 RECIPE has the model, the data, the directions and ε. The true slope along each of the K directions is the derivative of
 the mean loss of half of the batches, by FedKSeed-Backprop's pass back at w₀. Rows are rank correlations (Spearman's)
 over directions: of a batch's ρ of two points with that batch's own derivatives, of the first `--directions`; and of the
-mean |derivative| over some batches of the other half, as the server has after so many draws of each direction, with the
+mean |derivative| over some batches of the other half, as the server has after as many draws of each, with the
 |true slope|: mean and standard error over disjoint groups of batches. The last row has the true slopes of both halves.
 """
 
