@@ -4,9 +4,9 @@
         [--rates 6e-5 ...] [--json]
 
 For each file or folder of DATA a recipe is made as `fedkseed init` makes it, but for --set; its rate is measured, and
-all of its rounds are done with that rate and with each of --rates. `search` are the seconds from the beginning to the rate, the
-processor's of them in the next column. The loss is that of the held-out rows, before and after the run; of labels the
-choice accuracy stands behind it. "worst" is the highest loss after any round.
+all of its rounds are done with that rate and with each of --rates. `search` are the seconds from the beginning to the
+rate, the processor's of them in the next column. The loss is that of the held-out rows, before and after the run; of
+labels the choice accuracy stands behind it. "worst" is the highest loss after any round.
 """
 
 import time
