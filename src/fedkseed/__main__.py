@@ -23,8 +23,8 @@ def main() -> None:
     code = 1
     for number in SIGNALS:  # also where a shell's `&` has SIGINT ignored
         signal.signal(number, _stop)
-    # OpenMP's threads sleep while they wait for each other, if they have not been told otherwise. They spin by default,
-    # on cores that other programs could use, and a step beside those takes twice its share (benchmarks/busy.py).
+    # Threads of OpenMP sleep while they wait for each other. By default they spin, on cores that other programs could
+    # use, and a step beside those takes twice its share of time and more (benchmarks/busy.py).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.unraisablehook = _come_again
     atexit.register(lambda: _end(code))  # the first to be registered is the last to be called

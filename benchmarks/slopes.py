@@ -1,6 +1,6 @@
 """Whether |ρ| ranks directions as the true slope does, on which FedKSeed-Pro's probabilities rest.
 
-    python benchmarks/ranks.py RECIPE [--batches 64] [--directions 64] [--draws 1 4 16] [--json]
+    python benchmarks/slopes.py RECIPE [--batches 64] [--directions 64] [--draws 1 4 16] [--json]
 
 RECIPE has the model, the data, the directions and ε. The true slope along each of the K directions is the derivative of
 the mean loss of half of the batches, by FedKSeed-Backprop's pass back at w₀. Rows are rank correlations (Spearman's)
@@ -23,6 +23,7 @@ from fedkseed.models.loss import batch_loss, graph_loss
 from fedkseed.randomness import Purpose, generator
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.simulation import Simulation
+from fedkseed.weights.base import Pooled
 from table import Row, new_parser, show
 
 
@@ -51,14 +52,17 @@ def main() -> None:
             parser.error(f"{options.batches} batches of {size} take more than the clients' {len(everyone)} examples")
         order = generator(recipe.seed, Purpose.TUNE, 3).permutation(len(everyone))
         setup.load(simulation.strategy.server.init())
+        weights = setup.weights
+        if not isinstance(weights, Pooled):
+            parser.error(f"{recipe.training.algorithm} has no directions")
         slopes, points = [], []
         for number in range(options.batches):
             chosen = [everyone[i] for i in order[number * size : (number + 1) * size]]
             batch = collate(chosen, setup.tokenizer.pad_token_id)
-            slopes.append(setup.weights.gradient(partial(graph_loss, setup.model, batch))[1])
+            slopes.append(weights.gradient(partial(graph_loss, setup.model, batch))[1])
             if number < 4:
                 loss, eps = partial(batch_loss, setup.model, batch), recipe.training.eps
-                pairs = [setup.weights.both(k, eps, loss) for k in range(min(options.directions, slopes[0].size))]
+                pairs = [weights.both(k, eps, loss) for k in range(min(options.directions, slopes[0].size))]
                 points.append(np.array([(above - below) / (2 * eps) for above, below in pairs]))
     half = options.batches // 2
     every = np.array(slopes)
