@@ -187,10 +187,8 @@ def require_room(recipe: Recipe, shares: ClientShares) -> NeededMemory | None:
     Raises:
         FedKSeedError: it can't fit.
     """
-    needed, there = (
-        needed_by(recipe, shares, recipe.clients.cohort_of(len(shares.clients))),
-        available(recipe.model.device),
-    )
+    needed = needed_by(recipe, shares, recipe.clients.cohort_of(len(shares.clients)))
+    there = available(recipe.model.device)
     if needed is not None and needed.unavoidable > there:
         raise FedKSeedError(
             f"this run needs {needed}, and {there / GB:.2f} GB are free; set [clients] at_once or [training] "
