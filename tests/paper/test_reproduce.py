@@ -449,7 +449,7 @@ def test_a_table_along_rates_does_without_those_whose_runs_end_with_an_error(exp
 
 def test_a_trial_that_another_process_works_on_is_not_taken_for_one_that_failed(experiment, tmp_path, counted):
     searched = searching(experiment, {"training.lr": [1e-3, 1e-4]}, output="curves")
-    busy = make_jobs(Reproduction(searched, tmp_path, given(searched)), seeds=[2])[1]
+    busy = make_jobs(Reproduction(searched, tmp_path, given(searched)), seeds=[2], trial_of=searched.choice)[1]
     with (
         Store.create(busy.directory, busy.recipe.to_toml()),
         pytest.raises(FedKSeedError, match="another process is working on"),
