@@ -96,7 +96,7 @@ class Alone(Ranks):
 
 def _answering(data: bytes, client: int) -> tuple[bytes, list[float]]:
     if client == 3:
-        raise FedKSeedError("no rows")
+        raise RuntimeError("no memory")
     return data, [0.25, 0.5]
 
 
@@ -111,7 +111,7 @@ def test_an_error_of_a_client_is_said_with_its_rank():
     ranks = Alone([_reply(_answering, b"x", 1), _reply(_answering, b"x", 3)], {})
     answers = ranks.answers(dict.fromkeys(range(4), b"x"))
     assert [next(answers) for _ in range(3)] == [(0, b"own", [0.5]), (2, b"own", [0.5]), (1, b"x", [0.25, 0.5])]
-    with pytest.raises(FedKSeedError, match="rank 1 failed: no rows"):
+    with pytest.raises(FedKSeedError, match="rank 1 failed: no memory"):
         next(answers)
 
 

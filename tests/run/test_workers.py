@@ -2,11 +2,12 @@
 
 import os
 import time
+from contextlib import closing
 
 import pytest
 from tqdm import tqdm
 
-from fedkseed import FedKSeedError
+from fedkseed import FedKSeedError, Simulation
 from fedkseed.models.load import load_model
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.start_and_resume import start
@@ -29,6 +30,14 @@ def test_clients_side_by_side_give_the_same_run_bit_for_bit(tmp_path, model_fold
     assert one.after == two.after
     assert two.step_seconds is not None
     assert (tmp_path / "1/adapter.safetensors").read_bytes() == (tmp_path / "2/adapter.safetensors").read_bytes()
+
+
+def test_the_processor_time_of_a_round_is_unknown_where_another_engine_carries_its_messages(recipe_file):
+    with closing(Simulation(load_recipe(recipe_file))) as simulation:
+        state = simulation.strategy.server.init()
+        assert simulation.round(state)[1].cpu_seconds is not None
+        simulation.carry = simulation.transport
+        assert simulation.round(state)[1].cpu_seconds is None
 
 
 def test_clients_that_remember_take_turns(tmp_path, model_folder, data_file):

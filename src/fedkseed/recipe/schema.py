@@ -436,7 +436,7 @@ class EvaluationTable(Table):
             yield "best and patience choose among the evaluations of a run: set every, too, as every = 5"
 
     def due(self, done: int) -> bool:
-        """Whether there is an evaluation after a number of rounds, beside those before the first and after the last."""
+        """Tell whether an evaluation is due after some rounds; those before the first and after the last always are."""
         return done in self.every if isinstance(self.every, list) else self.every > 0 and done % self.every == 0
 
     @property

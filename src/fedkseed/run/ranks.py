@@ -116,21 +116,18 @@ class Ranks:
         Raises:
             FedKSeedError: rank 0 ended before.
         """
-        try:
-            if not (recipe := self._receive(0)):  # it had nothing to train
-                return
-            read = parse(loads(recipe.decode()))
-            answer, identity = prepare(read, self._receive(0))
-            self._send(json.dumps(identity).encode(), 0)
-            with computing_with(read.clients.threads or torch.get_num_threads()):
-                while task := self._receive(0):
-                    (count,) = SIZE.unpack_from(task)
-                    data = task[SIZE.size * (1 + count) :]
-                    for number in unpack_from(f"<{count}q", task, SIZE.size):
-                        self._send(_reply(answer, data, number), 0)
-                    self._settle()
-        except RuntimeError as broken:  # gloo's, of a connection
-            raise FedKSeedError(f"rank {self.rank} lost rank 0, which said why it ended, or was killed") from broken
+        if not (recipe := self._receive(0)):  # it had nothing to train
+            return
+        read = parse(loads(recipe.decode()))
+        answer, identity = prepare(read, self._receive(0))
+        self._send(json.dumps(identity).encode(), 0)
+        with computing_with(read.clients.threads or torch.get_num_threads()):
+            while task := self._receive(0):
+                (count,) = SIZE.unpack_from(task)
+                data = task[SIZE.size * (1 + count) :]
+                for number in unpack_from(f"<{count}q", task, SIZE.size):
+                    self._send(_reply(answer, data, number), 0)
+                self._settle()
 
     def close(self) -> None:
         """Nothing: the processes are torchrun's, and end with the context."""
@@ -152,11 +149,17 @@ class Ranks:
         self._sent += [(dist.isend(part, rank), part) for part in parts]
 
     def _receive(self, rank: int) -> bytes:
+        """What a rank sends; FedKSeedError where it has ended."""
         size = torch.empty(1, dtype=torch.int64)
-        dist.recv(size, rank)
-        data = torch.empty(int(size), dtype=torch.uint8)
-        if size:
-            dist.recv(data, rank)
+        try:
+            dist.recv(size, rank)
+            data = torch.empty(int(size), dtype=torch.uint8)
+            if size:
+                dist.recv(data, rank)
+        except RuntimeError as broken:  # gloo's
+            raise FedKSeedError(
+                f"rank {self.rank} lost rank {rank}, which said why it ended, or was killed"
+            ) from broken
         return data.numpy().tobytes()
 
     def _settle(self) -> None:
@@ -169,6 +172,6 @@ class Ranks:
 def _reply(answer: Answer, data: bytes, number: int) -> bytes:
     try:
         upload, seconds = answer(data, number)
-    except FedKSeedError as error:
+    except (FedKSeedError, RuntimeError) as error:  # the latter PyTorch's, as for a full GPU
         number, upload, seconds = FAILED, str(error).encode(), []
     return pack(f"<qq{len(seconds)}d", number, len(seconds), *seconds) + upload

@@ -237,7 +237,8 @@ class Simulation:
                 del reply
 
         after, report = run_round(self.strategy, state, [*step.begun], transport, began, self._kept, broadcasts)
-        elsewhere = self._workers is not None or self.setup.weights.layout.entries[0].tensor.device.type != "cpu"
+        others = self._workers is not None or self.carry is not None
+        elsewhere = others or self.setup.weights.layout.entries[0].tensor.device.type != "cpu"
         computed = None if elsewhere else report.cpu_seconds
         return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)
 
