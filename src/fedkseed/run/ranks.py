@@ -149,7 +149,7 @@ class Ranks:
         self._sent += [(dist.isend(part, rank), part) for part in parts]
 
     def _receive(self, rank: int) -> bytes:
-        """What a rank sends; FedKSeedError where it has ended."""
+        """Receive the bytes that a rank sends; FedKSeedError where it has ended."""
         size = torch.empty(1, dtype=torch.int64)
         try:
             dist.recv(size, rank)
