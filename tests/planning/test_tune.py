@@ -18,6 +18,7 @@ from fedkseed.evaluation.statistics import Estimate
 from fedkseed.models.load import load_model
 from fedkseed.models.loss import graph_loss
 from fedkseed.planning.tune import (
+    LOST,
     MAX_TRIALS,
     RATE_FACTOR,
     Bench,
@@ -32,6 +33,7 @@ from fedkseed.planning.tune import (
 )
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.schema import Recipe
+from fedkseed.report.tables import print_tuning
 from fedkseed.run.eps_ladder import LADDER, Rung, Scalars, judge, measure
 from fedkseed.weights.layout import Layout
 
@@ -443,3 +445,43 @@ def test_seeds_decide_alone(recipe):
     torch.manual_seed(2)
     assert measure(Simulation(recipe)) == first
     assert measure(Simulation(recipe.model_copy(update={"seed": 4}))) != first
+
+
+def curved(lr: float, curvature: float, way: float, size: int, **more: object) -> Tuning:
+    """What a search found that measured tr H alone."""
+    training = {"lr": lr, "wire": "exact", **more}
+    recipe = parse({"model": {"name": "none"}, "training": training, "directions": {"size": size}})
+    rung = Rung(1e-3, 8.0, 0.1, 0.1, 0.01, 0.0)
+    return Tuning(recipe, [0], 1, scalars=Scalars([rung], 0.0, 4, 0.0, Estimate(curvature, 0.0)), way=way)
+
+
+@pytest.mark.parametrize("x", [0.02, 0.2, 1.0, 5.0])
+def test_what_few_directions_lose_is_what_steps_in_a_bowl_do(x):
+    """Steps −η ρ z along axes of a bowl h |w|² / 2 by turns, beside as many that all fall as the first."""
+    size, turns, h = 64, 500, 3.0
+    lr = x / (2 * h * turns)
+    at = np.ones(size)
+    for step in range(turns * size):
+        at[step % size] -= lr * h * at[step % size]
+    gain, first = np.sum(h / 2 * (1 - at**2)), lr * h**2
+    found = curved(lr, h, turns * size, size)
+    assert found.lost(size) == pytest.approx(1 - gain / (first * turns * size), abs=2e-3)
+
+
+@pytest.mark.parametrize(("size", "way", "more"), [(64, 8000, True), (4096, 8000, False), (64, 5, False)])
+def test_more_directions_are_suggested_where_the_recipes_own_lose_more_than_a_tenth(size, way, more, capsys):
+    found = curved(1e-6, 5e4, way, size)  # x = 800 / K of the longer ways
+    assert (found.size is not None) is more
+    assert found.suggested.directions.size == (found.size or size)
+    if found.enough is not None:
+        assert found.lost(found.enough) <= LOST < found.lost(found.enough // 2) or found.enough == 64
+    print_tuning(found)
+    printed = capsys.readouterr().out
+    assert f"K = {size:,} directions lose about {found.lost(size):.0%}" in printed
+    assert (f"[directions]\nsize = {found.size} #" in printed) is more
+
+
+@pytest.mark.parametrize("algorithm", ["fedkseed-backprop", "fedit", "decomfl"])
+def test_of_algorithms_that_take_no_steps_along_one_of_k_directions_no_loss_is_predicted(algorithm):
+    recipe = parse({"model": {"name": "none"}, "training": {"algorithm": algorithm}})
+    assert replace(curved(1e-6, 5e4, 8000, 64), recipe=recipe).lost(64) is None

@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import FedKSeedError
 from ..evaluation.evaluate import evaluate
 from ..evaluation.statistics import Estimate, Evaluation, paired_change, require_finite
+from ..local.schedules import scheduled
 from ..randomness import Purpose, generator
 from ..recipe.algorithms import algorithm_of
 from ..recipe.schema import Recipe
@@ -23,6 +24,7 @@ from ..run.eps_ladder import Clock, Scalars, measure
 from ..run.progress import Progress
 from ..run.simulation import Simulation
 from ..strategy import Strategy
+from ..wire.records import MAX_BROADCAST
 
 TRIAL_EXAMPLES = 64  # number of the clients' training examples on which trials are compared
 TRIAL_STEPS = 32  # of all clients of a trial together
@@ -31,6 +33,7 @@ EVALUATED_IN_A_STEP = 12  # examples that are evaluated in about the time of a s
 RATE_FACTOR = 4  # between learning rates; the best one times and over √RATE_FACTOR are tried last
 MAX_TRIALS = 12  # at most
 NORM_MARGIN = 1.5  # times the usual norm of a client's change
+LOST = 0.1  # of the gain, by too few directions, that does not harm: it is within the error of a run
 CLIP_MARGIN = 8.0  # root mean squares of ρ: the tails of a batch's ρ are longer than those of a normal distribution
 
 
@@ -61,6 +64,7 @@ class Tuning:
     client_limit: float | None = None  # largest η at which one client's steps can lower the loss on average
     cohort_limit: float | None = None  # the same for a whole cohort
     scalars: Scalars | None = None  # None for algorithms that backpropagate
+    way: float = 0.0  # see `way`
     before: list[float] = field(default_factory=list)  # losses of the base model
     trials: list[Trial] = field(default_factory=list)
     spent: bool = False  # whether the time limit ended the trials
@@ -89,6 +93,33 @@ class Tuning:
         square = 1.0 if training.wire == "sign" else self.scalars.square
         usual = (self.lr or self.recipe_lr) * math.sqrt(training.steps / training.probes * square)
         return float(f"{NORM_MARGIN * usual:.1e}")
+
+    def lost(self, size: int) -> float | None:
+        """The part of the gain that K directions lose to a pool without end; None where curvature is not known.
+
+        Steps of a rate η along one direction lead to the least loss along it as 1 − exp(−η tr H n), n of them. Drawn
+        from K directions that hardly meet, W steps gain (1 − exp(−x)) / x of what W directions do, x = 2 η tr H W / K.
+        """
+        directions, algorithm = self.recipe.directions, algorithm_of(self.recipe.training.algorithm)
+        pooled = algorithm.pooled and not algorithm.differentiates and directions.basis is None
+        if not pooled or self.scalars is None or self.recipe.training.wire == "sign":
+            return None
+        if not self.scalars.curvature.mean > self.scalars.curvature.error:  # known to less than a factor of 2
+            return None
+        x = 2 * (self.lr or self.recipe_lr) * self.scalars.curvature.mean * self.way / size
+        return 1 + math.expm1(-x) / x if x else 0.0
+
+    @property
+    def enough(self) -> int | None:
+        """The least power of 2 of directions that lose no more than LOST; None where it is not known."""
+        sizes = (1 << power for power in range(6, MAX_BROADCAST.bit_length()))
+        return next((size for size in sizes if (lost := self.lost(size)) is not None and lost <= LOST), None)
+
+    @property
+    def size(self) -> int | None:
+        """More directions for a recipe whose own lose more than LOST; None where they do not."""
+        enough = self.enough
+        return enough if enough is not None and enough > self.recipe.directions.size else None
 
     @property
     def table(self) -> str | None:
@@ -127,6 +158,8 @@ class Tuning:
         update = {name: setting for name, setting in settings.items() if setting is not None}
         table = "derivatives" if derives(self.recipe) else "training"
         tables = {table: getattr(self.recipe, table).model_copy(update=update)}
+        if self.size is not None:
+            tables["directions"] = self.recipe.directions.model_copy(update={"size": self.size})
         if self.table is not None and self.norm is not None:
             tables[self.table] = getattr(self.recipe, self.table).model_copy(update={"norm": self.norm})
         return self.recipe.model_copy(update=tables)
@@ -186,8 +219,16 @@ def search(
         size = scalars.best.scalar if training.wire == "sign" else 1.0
         alone, together = limits(scalars.curvature, training.probes, simulation, cohort, size)
         tuning.client_limit, tuning.cohort_limit = alone, together
+        tuning.way = way(simulation)
     try_rates(simulation, tuning, until, step_seconds, clock)
     return tuning
+
+
+def way(simulation: Simulation) -> float:
+    """The mean local steps of a client that is in all rounds, each times its part of the learning rate."""
+    training, clients = simulation.recipe.training, range(len(simulation.shares.clients))
+    parts = sum(scheduled(1.0, training.schedule, round_, training.rounds) for round_ in range(training.rounds))
+    return parts * sum(map(simulation.steps, clients)) / len(clients)
 
 
 def limits(

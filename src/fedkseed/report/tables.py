@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..planning.compare import ROUNDS_AWAY, AlgorithmCosts
 from ..planning.forecast import Forecast
-from ..planning.tune import Tuning, derives
+from ..planning.tune import LOST, Tuning, derives
 from ..run.eps_ladder import TOLERANCE, Scalars
 from ..run.progress import duration
 from ..tuned.lm_eval import TaskScore
@@ -81,6 +81,8 @@ def print_tuning(tuning: Tuning) -> None:
         lines.append(f"lr = {tuning.recipe_lr:g} # unchanged: {why}")
     if tuning.clip is not None and not derives(tuning.recipe):
         lines.append(f"clip = {tuning.clip:g} # 8 times the root mean square of rho: what one client can claim")
+    if tuning.size is not None:
+        lines += ["", "[directions]", f"size = {tuning.size} # the fewest that lose at most {LOST:.0%} of the gain"]
     if tuning.norm is not None:
         norm = f"norm = {tuning.norm:g} # 1.5 times the usual norm of a client's change of c"
         lines += ["", f"[{tuning.table}]", norm]
@@ -103,7 +105,7 @@ def tuning_table(tuning: Tuning) -> dict[str, Any]:
     trials = [{"lr": each.lr, "failure": each.failure, **asdict(each.change(tuning.before))} for each in tuning.trials]
     return {
         "table": "derivatives" if derives(tuning.recipe) else "training",
-        **{name: getattr(tuning, name) for name in ("eps", "lr", "clip", "norm", "steps", "spent")},
+        **{name: getattr(tuning, name) for name in ("eps", "lr", "clip", "norm", "size", "steps", "spent")},
         "clients": tuning.cohort, "examples": len(tuning.before), "trials": trials,
         "scalars": tuning.scalars.rungs if tuning.scalars else [],
     }  # fmt: skip
@@ -125,6 +127,9 @@ def _print_scalars(tuning: Tuning, scalars: Scalars) -> None:
     if tuning.cohort_limit is not None:
         limits = f"{tuning.client_limit:.1e}, averaged over {len(tuning.cohort)} clients {tuning.cohort_limit:.1e}"
         say(f"steps can't lower the loss above lr = {limits}")
+    if (lost := tuning.lost(size := recipe.directions.size)) is not None:
+        enough = f"; {tuning.enough:,} lose at most {LOST:.0%}" if tuning.enough else ""
+        say(f"K = {size:,} directions lose about {lost:.0%} of what any number would gain in the run{enough}")
     if scalars.eps is None:
         better = "use float32" if recipe.model.dtype != "float32" else "use larger batches"
         say(f"rounding and curvature spoil half of a scalar or more at every eps: {better}")
