@@ -143,7 +143,8 @@ class Aggregator(Protocol[State]):
 
         Args:
             sent: the clients that may reply, with the message that each was sent.
-            earlier_states: by round: the states with which the clients of older uploads began.
+            earlier_states: by round: the states with which the clients of older uploads began; of the present round,
+                where clients began with another state than the one that is moved.
         """
 
     def add_(self, accumulator: Any, upload: Any) -> None:

@@ -1,4 +1,4 @@
-"""The commands that look at a run: rounds, rollback, eval, generate, preview, verify."""
+"""The commands that look at a run: rounds, rollback, eval, generate, preview, verify, forget."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from fedkseed.weights.layout import Layout
 
-from ..commands import fedkseed, refused
+from ..commands import documented, fedkseed, refused
 from ..conftest import recipe_text
 from ..run import synthetic
 
@@ -188,6 +188,28 @@ def test_verify_says_which_signatures_it_could_not_check(copy):
     assert result.exit_code == 0, result.output
     lacking = "2 signatures NOT checked (the run has no signing.json, its clients' keys)"
     assert lacking in " ".join(result.output.split())
+
+
+def test_forget_writes_a_new_run_that_other_commands_take(copy, tmp_path):
+    cohorts = [report["clients"] for report in Store(copy).reports()]
+    client = cohorts[0][0]
+    left_out = sum(client in cohort for cohort in cohorts)
+    new = tmp_path / f"run-without-{client}"
+    result = fedkseed("forget", copy, "--client", client)
+    assert result.exit_code == 0, result.output
+    assert f"{new}: 3 rounds follow from {6 - left_out} uploads, {left_out} were left out" in result.output
+    head = Store(new).head(3).hex()
+    assert f"head {head}\nnot evaluated: fedkseed eval {new}\n" in result.output
+    assert documented("forget", copy, "--client", client, "--output", tmp_path / "again")["head"] == head
+    assert fedkseed("export", new, tmp_path / "out", "--format", "fedkseed").exit_code == 0
+    assert f"| rounds | round 3 of 3; recomputed without client {client} |" in (tmp_path / "out/README.md").read_text()
+    assert f"recomputed without client {client}, from a run with" in " ".join(fedkseed("rounds", new).output.split())
+    assert f"3 rounds follow from {6 - left_out} uploads" in fedkseed("verify", new).output
+    assert "exists already; choose another folder" in refused("forget", copy, "--client", client)
+    alone = [argument for one in cohorts[0] for argument in ("--client", one)]
+    assert f"round 1 of {copy} has uploads of clients" in refused("forget", copy, *alone, "--output", tmp_path / "none")
+    with Store(copy).locked():
+        assert "another process is working on" in refused("forget", copy, "--client", client)
 
 
 def test_verify_does_not_ignore_what_a_client_has_seen_where_the_run_has_no_keys(copy, tmp_path):

@@ -227,7 +227,7 @@ def test_no_code_is_run_that_a_strangers_run_names(run, tmp_path):
     trap, sprung = tmp_path / "trap.py", tmp_path / "sprung"
     trap.write_text(f"import pathlib; pathlib.Path({str(sprung)!r}).touch()\n")
     other_recipe(run, 'algorithm = "fedkseed"', f'algorithm = "{trap}:ROW"')
-    found(run, "verify runs no code that a run's recipe names")
+    found(run, "no code is run that a run's recipe names")
     assert not sprung.exists()
     with pytest.raises(FedKSeedError):
         checked_algorithm(load_recipe(run.recipe))
@@ -263,14 +263,14 @@ def test_a_missing_or_forged_signature_is_found(run, value):
 
 def test_a_run_without_uploads_is_refused_and_not_called_right(tmp_path):
     store = synthetic.begin(tmp_path / "run", synthetic.text(receipts="receipts = false"))
-    with pytest.raises(FedKSeedError, match="were not kept: verify takes runs of K coefficients"):
+    with pytest.raises(FedKSeedError, match="were not kept: only runs of K coefficients"):
         verify(store)
 
 
 def test_a_run_that_has_not_begun_is_refused(tmp_path):
     with Store.create(tmp_path / "run", synthetic.text()) as store:
         store.require_same(synthetic.federation(synthetic.text()).identity)
-    with pytest.raises(FedKSeedError, match="no state yet; there is nothing to verify"):
+    with pytest.raises(FedKSeedError, match="no state yet; there is nothing to recompute"):
         verify(store)
 
 

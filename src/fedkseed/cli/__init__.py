@@ -19,7 +19,7 @@ from .options import Command, Group, guarded
 NETWORK = "Network: one model for several sites"
 COMMANDS = {  # by the titles under which the help lists them; README has the same families
     "Tune: a run, and what comes before it": (
-        *(tune.init, tune.run, tune.resume, look.rollback, tune.tune, tune.compare, look.preview),
+        *(tune.init, tune.run, tune.resume, look.rollback, look.forget, tune.tune, tune.compare, look.preview),
         *(research.basis, share.pin, share.convert, share.untie),
     ),
     "Look: at a run, and at a tuned model": (

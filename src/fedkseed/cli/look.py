@@ -186,6 +186,37 @@ def rollback(
     console.print(f"{directory} is back at {to} finished rounds")
 
 
+def forget(
+    directory: Directory,
+    client: Annotated[list[int], Option(help="Number of the client; may be repeated.", min=0)],
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="Directory of the new run; default RUN-without-K.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Recompute the model of a run without the uploads of a client, as a new run that `fedkseed export` takes.
+
+    Every round is done again with the uploads of the others, which the run has kept, to the bit as if the client's had
+    been refused. The run stays as it is. What others computed later began with models that had learned from the
+    client: this is no exact unlearning. Copies of the old run and its model have to be deleted by hand.
+
+    fedkseed forget runs/recipe --client 3
+    fedkseed export runs/recipe-without-3 exported
+    """
+    from ..run.forget import forget as recompute
+    from ..run.store import Store
+
+    store, clients = Store(directory), sorted({*client})
+    at = output or directory.with_name("-".join([f"{directory.resolve().name}-without", *map(str, clients)]))
+    with store.locked():
+        found = recompute(store, clients, at)
+    if as_json:
+        print_json(asdict(found) | {"directory": str(at)})
+        return
+    say(f"{at}: {found.rounds} rounds follow from {found.uploads} uploads, {found.left_out} were left out")
+    say(f"head {found.head}\nnot evaluated: fedkseed eval {at}")
+
+
 def preview(
     recipe: RecipeFile,
     client: Annotated[int, Option(help="Number of the client whose first example is shown.", min=0)] = 0,

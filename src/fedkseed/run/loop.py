@@ -137,6 +137,11 @@ def _opened(store: Store, federation: Federation, broadcasts: Broadcasts[Any]) -
     """The state that a run goes on with, after checks that it is the same run; a new run begins here."""
     store.require_sound()
     store.require_same(federation.identity)
+    if store.forgotten and store.rounds < federation.recipe.training.rounds:
+        raise FedKSeedError(
+            f"{store.directory} was recomputed without {store.forgotten}, and further rounds could count uploads of "
+            "theirs: export its model, and begin a new run from that"
+        )
     server = federation.strategy.server
     state = store.state(server.state)
     if state is None:

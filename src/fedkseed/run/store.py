@@ -54,6 +54,7 @@ DIVERGED = "diverged"  # the fact with the round whose model is tuned, where tha
 NOTES = "notes"  # the fact with the lines on the data: its files, what is left out, warnings
 KEPT = "kept"  # the fact with a network's nonce, and the clients that have kept the tuned model
 GAINS = "gains"  # the fact with a `Gain` of each client that has sent one, over a network
+FORGOTTEN = "forgotten"  # the fact with the clients without whose uploads the run was recomputed
 RECIPE = "recipe"  # the fact with the digests that recipe.toml may have
 SCHEMA = """
 BEGIN IMMEDIATE;
@@ -141,6 +142,12 @@ class Store:
         """The number of rounds after which the tuned model was; None: the last round's."""
         best = best_round(self.load_recipe().evaluation, self.evaluations())
         return self.recall(DIVERGED) if best is None else best
+
+    @property
+    def forgotten(self) -> str:
+        """The clients without whose uploads `fedkseed forget` has recomputed the run, in words; empty: it has not."""
+        clients = self.recall(FORGOTTEN) or []
+        return f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}" if clients else ""
 
     def change_recipe(self, recipe: str) -> None:
         """Write another recipe; a crash leaves either of the two, and both are taken until the new one is there."""

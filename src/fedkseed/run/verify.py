@@ -9,7 +9,7 @@ A server that has changed an upload, left one out, or written another state is f
 keys. No code and no file that a recipe names is run or opened: the run may be a stranger's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,32 +58,56 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
     """
     store.require_sound()
     recipe = with_noise_of(store, store.load_recipe())
-    strategy = _strategy(store, recipe)
-    states: dict[int, Any] = {0: strategy.server.init()}
-    last = store.state(strategy.server.state)
-    if last is None:
-        raise FedKSeedError(f"{store.directory} has no state yet; there is nothing to verify")
-    broadcasts = Broadcasts(strategy.server, 2 if recipe.asynchronous is None else last.round + 1)
+    strategy = recomputable(store, recipe)
     uploads = unchecked = 0
-    for done in range(last.round + 1):
+    for done in recomputed(store, recipe, strategy, signed):
+        uploads += len(done.receipts)
+        unchecked += sum(signed is None and receipt.signature != b"" for receipt in done.receipts.values())
+    rounds, tuned = store.rounds, store.tuned
+    digest = _digest_of_adapter(store, recipe, strategy, store.state(strategy.server.state, tuned))
+    return Verdict(rounds, uploads, uploads if signed else 0, unchecked, store.head(rounds).hex(), digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """A round of a run, recomputed from its uploads and found to be as it was kept."""
+
+    round: int  # rounds done; 0: the state before the first, of no uploads
+    states: Mapping[int, Any]  # by rounds done: the one after it, and those with which its clients began
+    receipts: Mapping[int, Receipt]  # this and the next by client
+    uploads: Mapping[int, Any]
+
+
+def recomputed(
+    store: Store, recipe: Recipe, strategy: Strategy[Any], signed: Signed | None = None
+) -> Iterator[Recomputed]:
+    """Recompute the rounds of a run from its kept uploads, in order.
+
+    Raises:
+        FedKSeedError: there is none, or a state, a broadcast or an upload is another than its digests say.
+    """
+    if (last := store.rounds) < 0:
+        raise FedKSeedError(f"{store.directory} has no state yet; there is nothing to recompute")
+    states: dict[int, Any] = {0: strategy.server.init()}
+    broadcasts = Broadcasts(strategy.server, 2 if recipe.asynchronous is None else last + 1)
+    for done in range(last + 1):
+        receipts, uploads = store.receipts(done), dict[int, Any]()
         if done:
-            receipts = store.receipts(done)
-            states[done] = _recomputed(strategy, broadcasts, states, done, receipts, signed)
-            uploads += len(receipts)
-            unchecked += sum(signed is None and receipt.signature != b"" for receipt in receipts.values())
+            uploads = _uploads(strategy, broadcasts, states, done, receipts, signed)
+            try:
+                states[done] = strategy.aggregate(states[done - 1], [*uploads.values()], states)
+            except FedKSeedError as error:
+                raise FedKSeedError(f"round {done}: its uploads can't be added up: {error}") from error
         if chain.digest(pack(states[done])) != store.row(done).parts[: chain.SIZE]:
             raise FedKSeedError(
-                f"round {done}: the state is not what the algorithm makes of the {len(store.receipts(done))} uploads "
+                f"round {done}: the state is not what the algorithm makes of the {len(receipts)} uploads "
                 "that are kept: one was changed or left out, or the state was"
             )
         if chain.digest(broadcasts.of(states[done])) != store.row(done).parts[-chain.SIZE :]:
             raise FedKSeedError(f"round {done}: the broadcast that the clients were sent is not made of the state")
+        yield Recomputed(done, states, receipts, uploads)
         if recipe.asynchronous is None:  # else clients may have begun in any round before
             states.pop(done - 1, None)
-    tuned = store.tuned
-    state = last if tuned is None else store.state(strategy.server.state, tuned)
-    digest = _digest_of_adapter(store, recipe, strategy, state)
-    return Verdict(last.round, uploads, uploads if signed else 0, unchecked, store.head(last.round).hex(), digest)
 
 
 def with_noise_of(store: Store, recipe: Recipe) -> Recipe:
@@ -119,18 +143,24 @@ def require_head(store: Store, head: str) -> int:
     return done
 
 
-def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:
+def recomputable(store: Store, recipe: Recipe) -> Strategy[Any]:
+    """The strategy of a run; one whose rounds can't be recomputed from what it keeps is refused."""
     if is_own(recipe.training.algorithm):
         raise FedKSeedError(
-            f"the run's algorithm is {recipe.training.algorithm}: verify runs no code that a run's recipe names"
+            f"the run's algorithm is {recipe.training.algorithm}: no code is run that a run's recipe names"
         )
     if recipe.secure is not None:
-        raise FedKSeedError("the run's uploads were masked, and the server has their sums alone: nothing to verify by")
+        raise FedKSeedError("the run's uploads were masked, and the server has their sums alone: none is kept")
     algorithm = checked_algorithm(recipe)
     if algorithm.strategy.weights != COEFFICIENTS or not recipe.trust.receipts:
         raise FedKSeedError(
-            f"the uploads of {recipe.training.algorithm} were not kept: verify takes runs of K coefficients with "
-            "[trust] receipts = true"
+            f"the uploads of {recipe.training.algorithm} were not kept: only runs of K coefficients with [trust] "
+            "receipts = true can be recomputed"
+        )
+    if store.forgotten and not algorithm.sums:
+        raise FedKSeedError(
+            f"{store.directory} was recomputed without {store.forgotten}, and its directions were drawn by states of "
+            "the run before: take that run, and to forget more clients, name all of them"
         )
     run, secret = begun_with(store, recipe), kept_secret(recipe, store.directory, reads=True)
     strategy = algorithm.make(recipe, run, secret=secret)
@@ -152,16 +182,16 @@ def begun_with(store: Store, recipe: Recipe) -> Run:
     return Run(pool, base)
 
 
-def _recomputed(
+def _uploads(
     strategy: Strategy[Any],
     broadcasts: Broadcasts[Any],
     states: Mapping[int, Any],
     done: int,
     receipts: Mapping[int, Receipt],
     signed: Signed | None,
-) -> Any:
-    """The state after a round, from the states before and the round's uploads."""
-    uploads = []
+) -> dict[int, Any]:
+    """The uploads of a round by client, decoded and checked against the states before."""
+    uploads = dict[int, Any]()
     for client, receipt in receipts.items():
         named = f"round {done}: the upload of client {client}"
         try:
@@ -174,11 +204,8 @@ def _recomputed(
         broadcast = broadcasts.of(states[upload.round])
         if signed and not signed(upload.round, client, broadcast, receipt.upload, receipt.signature):
             raise FedKSeedError(f"{named} is not signed by it for this run and its broadcast")
-        uploads.append(upload)
-    try:
-        return strategy.aggregate(states[done - 1], uploads, states)
-    except FedKSeedError as error:
-        raise FedKSeedError(f"round {done}: its uploads can't be added up: {error}") from error
+        uploads[client] = upload
+    return uploads
 
 
 def _digest_of_adapter(store: Store, recipe: Recipe, strategy: Strategy[Any], state: Any) -> str | None:

@@ -131,7 +131,7 @@ class KSeed:
         return (Upload,) if self.settings.derivatives is None else (Upload, Change)
 
     def start(self, state: State, sent: Mapping[int, Any], earlier_states: Mapping[int, State] = NO_STATES) -> RoundSum:
-        states = {**earlier_states, state.round: state}
+        states = {state.round: state, **earlier_states}
         arrivals = Arrivals.of(self.settings.run, state, sent, self.settings.max_staleness)
         probabilities = {round_: self.probabilities(each) for round_, each in states.items()} if self.importance else {}
         return RoundSum(state, arrivals, probabilities, Sum.of([], self.settings.run.pool.size))

@@ -178,7 +178,8 @@ def open_ready(path: Path, model: str | None, note: Callable[[str], None]) -> Tu
     """
     tuned = replace(open_tuned(path, model), note=note)
     if tuned.remark:
-        note(f"{tuned.remark}: `fedkseed resume {path}` goes on")
+        goes_on = "" if tuned.store and tuned.store.forgotten else f": `fedkseed resume {path}` goes on"
+        note(tuned.remark + goes_on)
     require_there(tuned.place)
     if tuned.adapters is not None and find_spec("peft") is None:
         raise FedKSeedError(f"the adapters in {tuned.adapters} need the package peft: pip install 'fedkseed[peft]'")
@@ -217,7 +218,8 @@ def _unfinished(store: Store, model: str | None) -> TunedModel:
         patterns = tuned_patterns(recipe, algorithm, skeleton(recipe.model.name))
     adapter = WithoutModel(with_noise_of(store, recipe), strategy, basis).adapter(state, patterns)
     which = f"{'' if best is None else 'the best so far, '}round {done} of {recipe.training.rounds}"
-    return replace(_of_adapter(adapter, store.directory, model, store), remark=f"{which}; the run is not finished")
+    why = f"recomputed without {store.forgotten}" if store.forgotten else "the run is not finished"
+    return replace(_of_adapter(adapter, store.directory, model, store), remark=f"{which}; {why}")
 
 
 def _of_adapter(adapter: Adapter, path: Path, model: str | None, store: Store | None = None) -> TunedModel:
