@@ -26,7 +26,7 @@ COMMANDS = {  # by the titles under which the help lists them; README has the sa
         *(look.rounds, look.report, look.watch, look.eval, look.generate, look.verify),
     ),
     "Share: a tuned model for other programs": (share.export, share.serve_model),
-    NETWORK: (network.serve, network.join, network.shard, network.peer),
+    NETWORK: (network.serve, network.join, network.shard, network.peer, network.doctor),
     "Research: the paper's experiments": (research.reproduce, research.directions),
     "Help: pages and examples that the package carries": (guide.docs, guide.examples),
 }

@@ -1,18 +1,19 @@
-"""The commands of a federation over a network: serve, shard and join over HTTPS, and peer without a server."""
+"""The commands of a federation over a network: serve, shard and join over HTTPS, peer without a server, and doctor."""
 
 import os
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
 from ..errors import INTERRUPTED, FedKSeedError
-from ..network.protocol.addresses import host_of, is_loopback
+from ..network.protocol.addresses import is_loopback
 from ..report.bars import Bars
 from ..report.terminal import print_json, say
 from ..run.progress import Silent
-from .options import Changes, Json, Output, end_run, require_packages
+from .options import Changes, Json, Output, RecipeFile, end_run, require_packages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +45,13 @@ Model = Annotated[
 ]
 BasisFile = Annotated[
     Path | None, Option(help="The server's file of a basis, where the recipe needs one; its digest is checked.")
+]
+Members = Annotated[
+    Path | None,
+    Option(
+        help="The public lines of all clients, from `fedkseed certs members`: uploads are masked for these keys alone, "
+        "and their noise counts. Without it the server's word is taken, and no noise but this client's."
+    ),
 ]
 Device = Annotated[str, Option(help="Device to compute on: cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one.")]
 State = Annotated[
@@ -182,13 +190,7 @@ def join(
     ca: Authority,
     model: Model = None,
     basis: BasisFile = None,
-    members: Annotated[
-        Path | None,
-        Option(
-            help="The public lines of all clients, from `fedkseed certs members`: uploads are masked for these keys "
-            "alone, and their noise counts. Without it the server's word is taken, and no noise but this client's."
-        ),
-    ] = None,
+    members: Members = None,
     device: Device = "auto",
     state: State = None,
     policy: PolicyFile = None,
@@ -207,16 +209,12 @@ def join(
     fedkseed join https://fl.example.org:8443 --data rows.csv --key my-key --ca ca.pem --policy policy.toml
     """
     require_packages("HTTPS needs", *PACKAGES)
-    from ..network.https.join import HttpsClient, WorkerDesk
-    from ..network.protocol.certs import require_identity
-    from ..network.protocol.client.recipe_consent import OwnerSettings, owner_of, usable_rows
+    from ..network.https.join import client_of
+    from ..network.protocol.client.recipe_consent import owner_of, usable_rows
 
     keep_private()
     owner = owner_of(data, model, device, policy, basis, members)
-    require_identity(ca, key)
-    directory = state or Path("runs") / key.name
-    desk = WorkerDesk(directory, OwnerSettings(owner, idle, str(key.resolve()), str(ca.resolve()), host_of(url)))
-    client = HttpsClient(directory, url, ca, key, desk)
+    client = client_of(owner, url, ca, key, state or Path("runs") / key.name, idle)
     say(usable_rows(owner))
     with stoppable("goes on with this client"):
         client.serve(say)
@@ -292,3 +290,51 @@ def peer(
     if outcome.contradictions:
         say(f"left out: {outcome.contradictions} times a peer has signed two uploads for one round")
     say(f"the set of digest {outcome.set}\nthe tuned model {outcome.adapter}, of digest {outcome.digest}")
+
+
+def doctor(
+    recipe: RecipeFile,
+    url: Annotated[str | None, Option(help="Check a client of this server, as https://fl.example.org:8443.")] = None,
+    data: Annotated[str | None, Option(help="File of the client's own examples.")] = None,
+    key: Annotated[Path | None, Option(help="The client's private key.")] = None,
+    ca: Annotated[Path | None, Option(help="The authority's certificate, ca.pem.")] = None, model: Model = None,
+    basis: BasisFile = None, members: Members = None, device: Device = "auto", state: State = None,
+    policy: PolicyFile = None, certs: Annotated[Path | None, Option(help="Check a server with these keys.")] = None,
+    output: Output = None, host: Host = "127.0.0.1", port: Port = 8443,
+    changes: Changes = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Check a client's or a server's machine before a run: all that the recipe will need, in a line for each check.
+
+    The options are those of `fedkseed join` or `fedkseed serve`; a client has the recipe from the server's owner. What
+    fails says what to do, the other checks go on, and the exit code is 2. No row and no result leaves the machine.
+
+    fedkseed doctor recipe.toml --url https://fl.example.org:8443 --data rows.csv --key my-key --ca ca.pem --model MODEL
+    fedkseed doctor recipe.toml --certs keys
+    """
+    require_packages("HTTPS needs", *PACKAGES)
+    from ..network.doctor import client_checks, findings, server_checks
+    from ..network.protocol.client.recipe_consent import owner_of
+    from ..network.protocol.server.serving import begin
+    from ..recipe.reading import own_recipe
+
+    if certs and not (url or data or key or ca):
+        directory = output or Path("runs") / recipe.stem
+        served = partial(begin, recipe, changes or (), directory, note=id, makes=False)
+        checks = server_checks(served, directory, certs, host, port)
+    elif url and data and key and ca and not certs:
+        owner = partial(owner_of, data, model, device, policy, basis, members)
+        asked = partial(own_recipe, recipe, changes or ())
+        checks = client_checks(asked, owner, url, ca, key, state or Path("runs") / key.name)
+    else:
+        raise FedKSeedError("a client is checked with --url, --data, --key and --ca, a server with --certs")
+    found = list[Any]()
+    for finding in findings(checks):
+        found.append(finding._asdict())
+        if not as_json:
+            say(
+                f"{ {True: 'passes', False: 'FAILS', None: 'skipped'}[finding.passed]:8}{finding.check}: {finding.said}"
+            )
+    if as_json:
+        print_json(found)
+    if failed := [row["check"] for row in found if row["passed"] is False]:
+        raise FedKSeedError(f"{len(failed)} of {len(found)} checks fail: {', '.join(failed)}")

@@ -56,6 +56,7 @@ class HttpAnswer:
 
     status: int
     body: bytes
+    date: str = ""  # of the server's clock, as HTTP writes it; empty: it says none
 
     @property
     def text(self) -> str:
@@ -113,7 +114,7 @@ class BoundedClient:
                     body += part
                     if len(body) > most:
                         raise AnswerError(f"the answer to {where} has more than {most:,} bytes")
-                return HttpAnswer(answer.status_code, bytes(body))
+                return HttpAnswer(answer.status_code, bytes(body), answer.headers.get("date", ""))
         finally:
             _end.reset(token)
 

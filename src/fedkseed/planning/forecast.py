@@ -2,15 +2,17 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
 from ..data.federated import ClientShares
+from ..local.client import Client
 from ..randomness import Purpose, generator
 from ..recipe.schema import Recipe
 from ..round import Round, answer
@@ -19,6 +21,7 @@ from ..run.loop import peak_memory
 from ..run.progress import Progress
 from ..run.setup import Stopwatch
 from ..run.simulation import Simulation
+from ..strategy import Strategy
 from ..wire.codec import encode
 
 STEPS_MEASURED = 2  # local steps that are measured, after a first, which has the sync and compiles kernels
@@ -130,13 +133,25 @@ def sample_upload(simulation: Simulation, round_: int, number: int) -> Any:
 
 
 def _step_seconds(simulation: Simulation, number: int, until: float, clock: Clock) -> float:
-    """The median time of a local step after the first; a single step is measured with the sync before it."""
-    strategy, watch, begin = simulation.strategy, _FewSteps(until=until, clock=clock), time.perf_counter()
     cohort = simulation.cohort(0)
     members = cohort if number in cohort else [number, *cohort[1:]]
-    messages = Round.begin(strategy, strategy.server.init(), members).whole
+    return step_seconds(simulation.strategy, members, partial(simulation.client, number), until, clock)
+
+
+def step_seconds(
+    strategy: Strategy[Any], members: Sequence[int], client_with: Callable[[Stopwatch], Client[Any]],
+    until: float = math.inf, clock: Clock = time.monotonic,
+) -> float:  # fmt: skip
+    """The median time of a local step after the first; a single one is measured with the sync before it.
+
+    Args:
+        members: of the first round; `client_with` returns one of them, whose steps a stopwatch takes.
+    """
+    client = client_with(watch := _FewSteps(until=until, clock=clock))
+    message = Round.begin(strategy, strategy.server.init(), members).whole[client.number]
+    begin = time.perf_counter()
     with suppress(_EnoughStepsError):
-        answer(strategy, messages[number], simulation.client(number, watch))
+        answer(strategy, message, client)
     return median(watch.steps) if watch.steps else time.perf_counter() - begin
 
 

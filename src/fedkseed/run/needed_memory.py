@@ -178,16 +178,16 @@ def _pass(sizes: Architecture, size: int, tokens: int, predicted: int) -> int:
     return tokens * of_layer * size + logits * size + 8 * min(logits, LOGITS_AT_ONCE)
 
 
-def require_room(recipe: Recipe, shares: ClientShares) -> NeededMemory | None:
-    """Refuse a run that needs more memory than there is, before its model is loaded.
+def require_room(recipe: Recipe, shares: ClientShares, cohort: int) -> NeededMemory | None:
+    """Refuse a run, or a client's part of it, that needs more memory than there is, before its model is loaded.
 
     Returns:
-        what it needs; None where the sizes of its model can't be read.
+        what it needs, see `needed_by`; None where the sizes of its model can't be read.
 
     Raises:
         FedKSeedError: it can't fit.
     """
-    needed = needed_by(recipe, shares, recipe.clients.cohort_of(len(shares.clients)))
+    needed = needed_by(recipe, shares, cohort)
     there = available(recipe.model.device)
     if needed is not None and needed.unavoidable > there:
         raise FedKSeedError(

@@ -72,7 +72,7 @@ class Simulation:
         self.secret = secret or new_secret(recipe)
         counted = recipe.clients.model_copy(update={"count": count})
         require_legal(recipe.model_copy(update={"clients": counted}), Where.ALWAYS)
-        self.needed = require_room(recipe, self.shares) if serves else None
+        self.needed = require_room(recipe, self.shares, recipe.clients.cohort_of(count)) if serves else None
         self.metrics = metrics_of(recipe.evaluation, self.shares.options)
         self.members = members_of(recipe, count, self.secret)
         keys = {number: member.public for number, member in self.members.items()}

@@ -104,6 +104,9 @@ class Network:
         address = f"https://{host}:{self.port}"
         return self._start(within, f"client-{number}.log", "join", address, *keys, *own, *more)
 
+    def doctor(self, *arguments: object) -> Program:
+        return self._start((), "doctor.log", "doctor", *arguments)
+
     def cut_power(self, client: Program, number: int) -> None:
         """All processes of a client are no more, the worker too, and had no time for a word."""
         client.kill()

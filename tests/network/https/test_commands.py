@@ -58,6 +58,24 @@ def test_three_commands_end_with_the_digest_of_the_same_recipe_in_one_process(se
         assert len(bytes.fromhex(Store(federation.run).recall("nonces")[-1][1])) == 16, "tasks were signed"
 
 
+def test_doctor_passes_on_both_sides_and_a_client_that_was_checked_is_still_waited_for(setting, tmp_path):
+    with network(tmp_path, setting.text("minimum = 3"), setting.files, setting.model) as federation:
+        recipe, address = tmp_path / "recipe.toml", f"https://localhost:{federation.port}"
+        own = ("--data", federation.files[0], "--key", federation.key(0), "--ca", federation.keys / "ca.pem")
+        own += ("--model", setting.model, "--policy", tmp_path / "policy.toml", "--state", federation.state(0))
+        checked = federation.doctor(recipe, "--certs", federation.keys, "--output", federation.run)
+        assert checked.wait() == 0, checked.output
+        server = federation.server()
+        server.wait_for("clients connect to port")
+        checked = federation.doctor(recipe, "--url", address, *own)
+        assert checked.wait() == 0, checked.output
+        assert "the server knows the key as that of client 0" in checked.output
+        client = federation.client(1)
+        client.wait_for("connected as client 1")
+        server.wait_for("1 of 3")
+        assert "2 of 3" not in server.output
+
+
 def test_three_commands_show_each_owner_its_gain_and_the_server_a_sum(setting, tmp_path):
     files_ = [tmp_path / f"{number}.jsonl" for number in range(3)]
     for number, file in enumerate(files_):

@@ -241,6 +241,8 @@ def test_a_client_that_has_connected_again_is_asked_again_and_an_older_process_o
 def test_clients_count_as_connected_while_they_wait_and_a_little_after(hub, clock):
     assert hub.nodes() == []
     token = begun(hub, 1)
+    assert hub.nodes() == [], "it has not asked for a task yet"
+    assert waits(hub, token) is None
     assert hub.nodes() == [1]
     clock.now += AWAY
     assert hub.nodes() == []
@@ -259,6 +261,7 @@ def test_clients_count_as_connected_while_they_wait_and_a_little_after(hub, cloc
 
 def test_a_key_that_is_taken_away_or_replaced_is_refused_at_once(hub):
     tokens = [begun(hub, number) for number in range(3)]
+    assert [waits(hub, token) for token in tokens] == [None] * 3
     (key,) = hub.send([parcel(1)])
     another = ec.generate_private_key(ec.SECP256R1())
     hub.take([KEYS[0].public_key(), None, another.public_key()])

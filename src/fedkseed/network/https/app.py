@@ -13,6 +13,7 @@ text. Whoever has a file's SHA-256 may read it: only clients are sent one.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress
+from email.utils import formatdate
 from tempfile import SpooledTemporaryFile
 from typing import Any
 
@@ -54,7 +55,8 @@ def application(connections: Connections, largest: int, strangers: Quota, page: 
     reading, work = dict[int, asyncio.Future[None]](), Quota(WORK, BURST)
 
     async def challenge(request: Request) -> Response:
-        return Response(connections.challenge(), headers={"cache-control": "no-store"})
+        dated = {"cache-control": "no-store", "date": formatdate(usegmt=True)}  # shows a client that its clock is off
+        return Response(connections.challenge(), headers=dated)
 
     async def session(request: Request) -> Response:
         number, token = connections.session(await read_body(request.scope, request.receive, PROOF))

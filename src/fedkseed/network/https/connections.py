@@ -224,7 +224,7 @@ class Connections:
             elif client.token:
                 self.notices.append((client.number, "has connected again", client.wake is not None))
             self._end_session(client)  # of a process that was killed, or is another's
-            client.token, client.dialled, client.last_request = secrets.token_urlsafe(16), dialled, now
+            client.token, client.dialled = secrets.token_urlsafe(16), dialled  # it waits for tasks once it asks for one
             self._sessions[client.token] = client
             return client.number, client.token
 

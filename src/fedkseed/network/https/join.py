@@ -30,7 +30,8 @@ from ..http_client import DONE, AnswerError, BoundedClient, HttpAnswer
 from ..limits import REFUSAL
 from ..protocol.addresses import host_of
 from ..protocol.carrier import MAX_MESSAGE
-from ..protocol.client.recipe_consent import OwnerSettings
+from ..protocol.certs import require_identity
+from ..protocol.client.recipe_consent import Owner, OwnerSettings
 from ..protocol.client.worker_process import GiveUp, ask_worker, finish_work, last_reason, socket_path, stop_worker
 from ..protocol.client_gain import GainFile
 from ..protocol.envelope import Code, RefusedError, Reply, Status, Task
@@ -124,6 +125,7 @@ class ServerSession:
     token: str = ""
     wait: float = 0.0  # seconds for which the server lets a request for a task wait
     files: dict[bytes, bytes] = field(default_factory=dict)  # by their digests
+    date: str = ""  # of the server's clock, as it came with the last challenge
 
     def begin(self) -> int:
         """Begin a session, and return the number that the server knows this client by.
@@ -148,10 +150,10 @@ class ServerSession:
                     return number
         raise AnswerError(f"the server begins a session in other words than this release knows: {answer.text[:100]}")
 
-    def challenge(self) -> bytes:
-        """Bytes to be signed; whoever asks for them needs no key yet."""
+    def challenge(self, check: Callable[[Any], object] = id) -> bytes:
+        """Bytes to be signed; whoever asks for them needs no key yet. `check` is given the connection."""
         self.token = ""
-        return self._get("/v1/challenge", 32)
+        return self._get("/v1/challenge", 32, check=check)
 
     def next_task(self, after: bytes, waits: bool) -> Stub | None:
         """The task after the one of a key; None if there is none yet."""
@@ -179,9 +181,10 @@ class ServerSession:
     def _headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.token}"} if self.token else {}
 
-    def _get(self, path: str, most: int, wait: float = 0.0, names_session: bool = True) -> bytes:
+    def _get(self, path: str, most: int, wait: float = 0.0, names_session: bool = True, **options: Any) -> bytes:
         """The body of an answer, of at most `most` bytes; empty for one without."""
-        answer = self._ask("GET", path, most, headers=self._headers if names_session else {}, wait=wait)
+        answer = self._ask("GET", path, most, headers=self._headers if names_session else {}, wait=wait, **options)
+        self.date = answer.date or self.date
         if answer.status not in DONE:
             raise AnswerError(f"the server refuses {path.partition('?')[0]}: {answer.text}", answer.status)
         return answer.body
@@ -222,6 +225,13 @@ class TaskInHand:
         """Let the desk stop: nobody waits for the answer any more."""
         self._given_up = True
         self._stop()
+
+
+def client_of(owner: Owner, url: str, ca: Path, key: Path, directory: Path, idle: float = 1.0) -> "HttpsClient":
+    """A client with its worker, as `fedkseed join` makes it; refuses files and addresses that can't serve."""
+    require_identity(ca, key)
+    settings = OwnerSettings(owner, idle, str(key.resolve()), str(ca.resolve()), host_of(url))
+    return HttpsClient(directory, url, ca, key, WorkerDesk(directory, settings))
 
 
 class HttpsClient:

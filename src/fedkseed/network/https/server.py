@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ...errors import FedKSeedError
+from ...errors import FedKSeedError, others_border
 from ...files import exclusive
 from ...recipe.schema import Recipe
 from ...run.loop import Result
@@ -56,12 +56,7 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
     with alone_in(directory, keys, f"another server works on {directory}; stop it first", progress):
         if address.page is None:
             registered.take_up(connections)  # a key that can't be taken ends the command before it listens
-            count, cohort = len(registered.lines), recipe.clients.cohort
-            if count < cohort and recipe.clients.active is None and recipe.network.shards is None:
-                remedy = f"take in those of more (`fedkseed certs add {keys} FILE.pub`), or lower cohort"
-                raise FedKSeedError(
-                    f"[clients] cohort = {cohort}, and {keys} has the keys of {count} clients: {remedy}"
-                )
+            require_keys(recipe, len(registered.lines), keys)
         Store(directory).change_recipe(recipe.to_toml())
         with listening(connections, address, largest_request(recipe), keys, directory):
             progress.note(f"clients connect to port {address.port} of {address.host}")
@@ -81,6 +76,23 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
                     return result
                 except RekeyedError:
                     progress.note("clients have other keys; the run goes on from its last finished round")
+
+
+def require_keys(recipe: Recipe, count: int, keys: Path) -> None:
+    """Refuse a directory with fewer keys than a round has clients."""
+    cohort = recipe.clients.cohort
+    if count < cohort and recipe.clients.active is None and recipe.network.shards is None:
+        remedy = f"take in those of more (`fedkseed certs add {keys} FILE.pub`), or lower cohort"
+        raise FedKSeedError(f"[clients] cohort = {cohort}, and {keys} has the keys of {count} clients: {remedy}")
+
+
+def own_tls(keys: Path) -> ssl.SSLContext:
+    """The server's side of TLS; refuses a key that can't be read, or is not that of the certificate."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.minimum_version = ssl.TLSVersion.TLSv1_2
+    with others_border(f"{keys} has a server.pem and a server.key that can't be used", "remove both, and make others"):
+        tls.load_cert_chain(keys / "server.pem", keys / "server.key")
+    return tls
 
 
 @contextmanager
@@ -110,11 +122,7 @@ def listening(
     Raises:
         FedKSeedError: the port is taken.
     """
-    tls = None
-    if address.tls:
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.minimum_version = ssl.TLSVersion.TLSv1_2
-        tls.load_cert_chain(keys / "server.pem", keys / "server.key")
+    tls = own_tls(keys) if address.tls else None
     burst = 8 * address.strangers  # requests at once, and connections
     app = application(connections, largest, Quota(address.strangers, burst), address.page, folder and str(folder))
     crowd = Crowd(int(burst)) if address.tls else None

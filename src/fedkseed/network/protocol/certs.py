@@ -28,6 +28,7 @@ from .signatures import certificate, fingerprint, private_key, public_key
 
 OWN = ("localhost", "127.0.0.1")  # the server's own processes talk over loopback
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+BEHIND = timedelta(hours=1)  # by which the clocks of clients may be behind that of the authority
 AUTHORITY = timedelta(days=3650)  # every client has a copy: it must outlive many certificates of the server
 
 
@@ -275,7 +276,7 @@ def _issued(
         .issuer_name(subject if ca is None else ca.subject)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))  # clocks of clients may be behind
+        .not_valid_before(now - BEHIND)
         .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)

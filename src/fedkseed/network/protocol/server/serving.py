@@ -32,13 +32,17 @@ from .clients import RemoteClients
 from .rounds import federation, why_model
 
 
-def begin(file: Path, changes: Sequence[str], directory: Path, *places: Where, note: Callable[[str], object]) -> Recipe:
+def begin(
+    file: Path, changes: Sequence[str], directory: Path, *places: Where, note: Callable[[str], object],
+    makes: bool = True,
+) -> Recipe:  # fmt: skip
     """The recipe of a server; its run's directory is made, or holds the same run, which can go on.
 
     Args:
         file: of the recipe.
         changes: values in place of the recipe's, as `training.rounds=20`.
         places: of the server, whose rules hold beside those of a network.
+        makes: whether the directory is made.
 
     Raises:
         FedKSeedError: the recipe can't be followed over a network, or the directory holds a run of another.
@@ -58,7 +62,7 @@ def begin(file: Path, changes: Sequence[str], directory: Path, *places: Where, n
                 f"{directory} holds a run of another recipe than {file}: undo the change, or choose another "
                 "directory for the run; only [network] and [report] may change"
             )
-    else:
+    elif makes:
         with Store.create(directory, wanted.to_toml()):
             pass
     return wanted
