@@ -5,6 +5,7 @@ import re
 import shutil
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -16,6 +17,7 @@ from fedkseed.report.terminal import console
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from fedkseed.weights.layout import Layout
+from fedkseed.wire.numbers import rounded
 
 from ..commands import documented, fedkseed, refused
 from ..conftest import recipe_text
@@ -104,6 +106,38 @@ def test_eval_by_the_harness_shows_tasks_and_the_change_from_the_base_model(fini
         assert re.search(rf"general_knowledge +{row['metric']} +{row['base']['mean']:.4f} ± ", quiet.stdout)
     assert "don't go with --tasks" in refused("eval", finished, *asked, "--after", 0)
     assert "--shots go with --tasks NAMES" in refused("eval", finished, "--shots", 1)
+
+
+def test_the_mean_of_the_last_rounds_is_evaluated_generated_and_exported_alike(finished, tmp_path, data_file):
+    strategy = Simulation(load_recipe(finished / "recipe.toml")).strategy
+    states = [Store(finished).state(strategy.server.state, done) for done in (2, 3)]
+    assert fedkseed("export", finished, tmp_path / "out", "--format", "fedkseed", "--ensemble", 2).exit_code == 0
+    mean = Adapter.load(tmp_path / "out" / "adapter.safetensors").coefficients
+    expected = rounded((states[0].coefficients + states[1].coefficients) / 2, strategy.settings.wire)
+    assert np.array_equal(mean, expected.astype(mean.dtype))
+    assert not np.array_equal(states[0].coefficients, states[1].coefficients)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| rounds | the mean of rounds 2 to 3 of 3 |" in card
+    assert "## Measured" not in card
+    ours = json.loads(fedkseed("eval", finished, "--ensemble", 2, "--json").stdout)
+    alone = json.loads(fedkseed("eval", finished, "--json").stdout)
+    assert ours["sets"] != alone["sets"]
+    before = json.loads(fedkseed("eval", finished, "--ensemble", 1, "--after", 2, "--json").stdout)
+    two = json.loads(fedkseed("eval", finished, "--ensemble", 2, "--after", 2, "--json").stdout)
+    assert before["sets"] != two["sets"]
+    shown = [
+        re.search(r"held-out loss ([\d.]+ ± [\d.]+)", fedkseed("eval", *of, "--data", data_file).output)
+        for of in ((finished, "--ensemble", 2), (tmp_path / "out",), (finished,))
+    ]
+    assert shown[0][1] == shown[1][1] != shown[2][1]
+    answers = [fedkseed("generate", *of, "hello").output for of in ((finished, "--ensemble", 2), (tmp_path / "out",))]
+    assert answers[0].partition("---")[2] == answers[1].partition("---")[2]
+
+
+def test_a_mean_of_rounds_that_are_not_there_is_refused(finished):
+    assert "has 3 rounds to take the mean of" in refused("eval", finished, "--ensemble", 4)
+    assert "has 1 rounds to take the mean of" in refused("eval", finished, "--ensemble", 2, "--after", 1)
+    assert "is no run's directory" in refused("generate", finished / "adapter.safetensors", "hello", "--ensemble", 2)
 
 
 def test_generate_shows_base_and_tuned(finished):

@@ -91,6 +91,8 @@ def test_the_model_of_a_run_that_was_stopped_is_that_of_its_last_round(finished,
 
 def test_a_stopped_run_of_weights_says_that_it_writes_them_at_its_end(finished, tmp_path):
     run = Path(shutil.copytree(finished(algorithm='algorithm = "fedavg"'), tmp_path / "run"))
+    with pytest.raises(FedKSeedError, match=r"--ensemble 2 takes the mean of K coefficients, and a model of fedavg is"):
+        open_tuned(run, ensemble=2)
     shutil.rmtree(run / "model")
     with pytest.raises(FedKSeedError, match=r"no tuned model yet: fedavg writes it at the end, .*go on with: fedk"):
         open_tuned(run)

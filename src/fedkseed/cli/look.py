@@ -13,7 +13,7 @@ from typer import Argument, Option
 from ..errors import FedKSeedError
 from ..report.bars import Bars
 from ..report.terminal import QUIET, console, note, print_json, say, shown_level
-from .options import AdapterFile, BaseModel, Changes, Directory, Json, RecipeFile
+from .options import AdapterFile, BaseModel, Changes, Directory, Ensemble, Json, RecipeFile
 
 
 def rounds(directory: Directory, as_json: Json = False) -> None:
@@ -274,6 +274,7 @@ def eval(
     generated: Annotated[int, Option(help="With --data: answers to write, for metrics that score them.", min=0)] = 0,
     max_tokens: Annotated[int | None, Option(help="With --data: tokens of an example, at most.", min=1)] = None,
     beside_base: Annotated[bool, Option("--beside-base", help="With --data or --tasks: the base model, too.")] = False,
+    ensemble: Ensemble = 1,
     model: BaseModel = None,
     as_json: Json = False,
 ) -> None:
@@ -285,6 +286,7 @@ def eval(
     --tasks, evaluate it by lm-evaluation-harness; `fedkseed docs evaluation` says how its numbers and ours compare.
 
     fedkseed eval runs/recipe --after 3
+    fedkseed eval runs/recipe --ensemble 4
     fedkseed eval runs/recipe --data questions.csv --metrics accuracy --beside-base
     fedkseed eval runs/recipe --tasks arc_easy --examples 100
     """
@@ -293,7 +295,7 @@ def eval(
             raise FedKSeedError("--data, --after, --metrics, --generated and --max-tokens don't go with --tasks")
         from ..tuned.load import open_ready
 
-        opened = open_ready(tuned, model, note)
+        opened = open_ready(tuned, model, note, ensemble)
         from ..report.tables import print_tasks
         from ..tuned.lm_eval import scores as evaluate
 
@@ -312,7 +314,7 @@ def eval(
         from ..report.results import print_scores, sets_table
         from ..tuned.load import open_ready
 
-        opened = open_ready(tuned, model, note)
+        opened = open_ready(tuned, model, note, ensemble)
         from ..tuned.measure import measure
 
         with Bars(0) as bars:
@@ -329,13 +331,14 @@ def eval(
             "with --tasks NAMES"
         )
     else:
-        _eval_run(tuned, model, after, as_json)
+        _eval_run(tuned, model, after, ensemble, as_json)
 
 
-def _eval_run(directory: Path, model: str | None, after: int | None, as_json: bool) -> None:
+def _eval_run(directory: Path, model: str | None, after: int | None, ensemble: int, as_json: bool) -> None:
     """Evaluate the model of a run after some rounds, on the run's held-out sets."""
     from ..evaluation.statistics import NOT_EVALUATED, Evaluation, gains, gains_table, require_finite
     from ..report.results import print_gains, print_scores, sets_table
+    from ..run.ensemble import mean_state
     from ..run.prerequisites import require_ready
     from ..run.store import Store
 
@@ -350,7 +353,8 @@ def _eval_run(directory: Path, model: str | None, after: int | None, as_json: bo
     with Bars(recipe.training.rounds) as bars:
         simulation = Simulation(recipe, bars)
         store.require_same(simulation.identity)
-        state = store.state(simulation.strategy.server.state, store.tuned if after is None else after)
+        done = store.tuned if after is None else after
+        state = mean_state(store, recipe, simulation.strategy.server.state, done, ensemble)
         if state is None:
             raise FedKSeedError(f"{directory} has no finished round yet")
         scores = simulation.federation.evaluator.evaluate(state, "held-out examples", True)
@@ -358,9 +362,17 @@ def _eval_run(directory: Path, model: str | None, after: int | None, as_json: bo
     base = Evaluation.of(before) if (before := store.evaluations().get(0)) else NOT_EVALUATED
     clients = gains(base, scores)
     if as_json:
-        print_json({"rounds": state.round, "sets": sets_table(base, scores), "clients": gains_table(clients)})
+        print_json(
+            {
+                "rounds": state.round,
+                "ensemble": ensemble,
+                "sets": sets_table(base, scores),
+                "clients": gains_table(clients),
+            }
+        )
         return
-    console.print(f"after {state.round} rounds:", end=" ")
+    which = f", mean of the last {ensemble}" if ensemble > 1 else ""
+    console.print(f"after {state.round} rounds{which}:", end=" ")
     print_scores(scores, base)
     print_gains(clients)
 
@@ -375,6 +387,7 @@ def generate(
     prompt: Annotated[str, Argument(help="The instruction to answer.")],
     context: Annotated[str, Option(help="Further text that the instruction is about.")] = "",
     max_new_tokens: Annotated[int, Option(help="Largest length of an answer, in tokens.", min=1)] = 64,
+    ensemble: Ensemble = 1,
     model: BaseModel = None,
 ) -> None:
     """Answer an instruction with the base model and with the tuned model, to compare them.
@@ -386,7 +399,7 @@ def generate(
     from ..data.layouts import Example
     from ..tuned.load import open_ready
 
-    opened = open_ready(adapter, model, note)
+    opened = open_ready(adapter, model, note, ensemble)
     from ..evaluation.evaluate import respond
 
     tokenizer = opened.tokenizer()

@@ -41,6 +41,9 @@ Changes = Annotated[
     ),
 ]
 BaseModel = Annotated[str | None, Option("--model", help="The base model, if it has moved since the run.")]
+Ensemble = Annotated[
+    int, Option(metavar="N", help="The mean of a run's models after its last N rounds, of K numbers each.", min=1)
+]
 Json = Annotated[bool, Option("--json", help="Print one JSON document on stdout, not tables; all else goes to stderr.")]
 LEVELS = {
     "quiet": Annotated[bool, Option("--quiet", "-q", help="Show results and errors alone, no progress.")],

@@ -10,12 +10,13 @@ from typer import Argument, Exit, Option
 from ..errors import INTERRUPTED
 from ..report.bars import Bars
 from ..report.terminal import note, say
-from .options import AdapterFile, BaseModel, RecipeFile
+from .options import AdapterFile, BaseModel, Ensemble, RecipeFile
 
 
 def export(
     adapter: AdapterFile,
     output: Annotated[Path, Argument(help="New folder for the tuned model; it must not exist yet.")],
+    ensemble: Ensemble = 1,
     model: BaseModel = None,
     format_: Annotated[
         str,
@@ -44,7 +45,7 @@ def export(
     from ..tuned.formats import require_format
     from ..tuned.load import open_ready
 
-    tuned = open_ready(adapter, model, note)
+    tuned = open_ready(adapter, model, note, ensemble)
     require_format(tuned, output, format_, kind, rank, dtype)
     from ..tuned.export import export as write
 

@@ -18,6 +18,7 @@ from ..models.place import find, require_there
 from ..recipe.basis_digest import with_basis
 from ..recipe.rules import checked_algorithm
 from ..recipe.schema import Dtype
+from ..run.ensemble import mean_state, require_coefficients
 from ..run.loop import WithoutModel
 from ..run.store import Store, runs_near
 from ..run.verify import begun_with, with_noise_of
@@ -45,7 +46,8 @@ class TunedModel:
     weights: str | None = None  # a whole model, as `load_model` takes it
     store: Store | None = None  # the run, where it is there
     worded: bool = True  # whether it is known on which words it was tuned; `wording` is else a guess
-    remark: str = ""  # a sentence where the run is not finished: which round's model it is
+    remark: str = ""  # which rounds' model it is, where it is not the one that the run ended with
+    ensemble: int = 1  # how many of the run's last rounds the model is the mean of
     note: Callable[[str], None] = lambda text: None  # called with what is being loaded
 
     def load_base(self) -> "nn.Module":
@@ -128,13 +130,14 @@ class TunedModel:
         return self.base
 
 
-def open_tuned(path: Path, model: str | None = None) -> TunedModel:
+def open_tuned(path: Path, model: str | None = None, ensemble: int = 1) -> TunedModel:
     """Find the tuned model at a place.
 
     Args:
         path: directory of a run, adapter file, folder of `fedkseed export`, any folder of a model or of a LoRA, or a
             GGUF file, also as package:NAME/FILE.gguf.
         model: the base model, if it has moved.
+        ensemble: of a run, how many of its last rounds the model is the mean of.
 
     Raises:
         FedKSeedError: there is no tuned model.
@@ -142,7 +145,11 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
     if str(path).startswith("package:"):
         path = find(str(path)).gguf_path or path
     if path.is_dir() and (path / "recipe.toml").is_file():
-        return _of_run(Store(path), model)
+        return _of_run(Store(path), model, ensemble)
+    if ensemble > 1:
+        raise FedKSeedError(
+            f"--ensemble {ensemble} needs the states of a run's rounds, and {path} is no run's directory"
+        )
     if not path.exists():
         raise FedKSeedError(f"no tuned model at {path}: no such file or folder; {runs_near(path)}")
     if not path.is_dir() and path.suffix != ".gguf":
@@ -171,34 +178,37 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
     )
 
 
-def open_ready(path: Path, model: str | None, note: Callable[[str], None]) -> TunedModel:
+def open_ready(path: Path, model: str | None, note: Callable[[str], None], ensemble: int = 1) -> TunedModel:
     """Find the tuned model at a place as `open_tuned`; its base model, or the whole one, is there, and so is `peft`.
 
-    Say by `note` which round's model it is, where the run is not finished, and later what is loaded.
+    Say by `note` which rounds' model it is, where it is not the run's last, and later what is loaded.
     """
-    tuned = replace(open_tuned(path, model), note=note)
+    tuned = replace(open_tuned(path, model, ensemble), note=note)
     if tuned.remark:
-        goes_on = "" if tuned.store and tuned.store.forgotten else f": `fedkseed resume {path}` goes on"
-        note(tuned.remark + goes_on)
+        ended = tuned.store is not None and (tuned.store.forgotten or tuned.store.adapter.is_file())
+        note(tuned.remark + ("" if ended else f": `fedkseed resume {path}` goes on"))
     require_there(tuned.place)
     if tuned.adapters is not None and find_spec("peft") is None:
         raise FedKSeedError(f"the adapters in {tuned.adapters} need the package peft: pip install 'fedkseed[peft]'")
     return tuned
 
 
-def _of_run(store: Store, model: str | None) -> TunedModel:
+def _of_run(store: Store, model: str | None, ensemble: int) -> TunedModel:
+    if ensemble > 1:
+        require_coefficients(store.load_recipe(model), ensemble)
+        return _of_rounds(store, model, ensemble)
     if store.adapter.is_file():
         return _of_adapter(Adapter.load(store.adapter), store.directory, model, store)
     if not store.model.is_dir():
-        return _unfinished(store, model)
+        return _of_rounds(store, model)
     recipe = store.load_recipe()
     wording = Wording.of(recipe.data)
     place: Any = {"adapters": store.model} if (store.model / ADAPTERS).is_file() else {"weights": str(store.model)}
     return TunedModel(store.directory, model or recipe.model.name, wording, recipe.model.dtype, store=store, **place)
 
 
-def _unfinished(store: Store, model: str | None) -> TunedModel:
-    """The model of the last finished round, or of the best so far, of a run that was stopped or still goes on."""
+def _of_rounds(store: Store, model: str | None, ensemble: int = 1) -> TunedModel:
+    """The model of the last finished round, or of the best so far; or the mean of it and some before it."""
     lacking, go_on = f"{store.directory} has no tuned model yet", f"go on with: fedkseed resume {store.directory}"
     if not store.path.exists() or (rounds := store.rounds) < 1:
         raise FedKSeedError(f"{lacking}, since no round is finished; {go_on}")
@@ -209,7 +219,7 @@ def _unfinished(store: Store, model: str | None) -> TunedModel:
     clear = recipe.model_copy(update={"secure": None, "privacy": None})  # a state is the same where uploads are masked
     strategy, (_, basis) = algorithm.make(clear, begun_with(store, recipe)), with_basis(recipe)
     done = rounds if best is None else best
-    state = store.state(strategy.server.state, done)
+    state = mean_state(store, recipe, strategy.server.state, done, ensemble)
     patterns = recipe.model.tuned or ["*"]
     if recipe.model.tuned is None and (algorithm.tuned == "output" or recipe.model.last_layers):
         from ..models.load import skeleton
@@ -217,9 +227,13 @@ def _unfinished(store: Store, model: str | None) -> TunedModel:
 
         patterns = tuned_patterns(recipe, algorithm, skeleton(recipe.model.name))
     adapter = WithoutModel(with_noise_of(store, recipe), strategy, basis).adapter(state, patterns)
-    which = f"{'' if best is None else 'the best so far, '}round {done} of {recipe.training.rounds}"
-    why = f"recomputed without {store.forgotten}" if store.forgotten else "the run is not finished"
-    return replace(_of_adapter(adapter, store.directory, model, store), remark=f"{which}; {why}")
+    which = f"round {done}" if ensemble == 1 else f"the mean of rounds {done - ensemble + 1} to {done}"
+    remark = f"{'' if best is None else 'the best so far, '}{which} of {recipe.training.rounds}"
+    if store.forgotten:
+        remark += f"; recomputed without {store.forgotten}"
+    elif not store.adapter.is_file():
+        remark += "; the run is not finished"
+    return replace(_of_adapter(adapter, store.directory, model, store), remark=remark, ensemble=ensemble)
 
 
 def _of_adapter(adapter: Adapter, path: Path, model: str | None, store: Store | None = None) -> TunedModel:

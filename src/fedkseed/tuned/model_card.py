@@ -146,7 +146,7 @@ def _facts(tuned: TunedModel) -> dict[str, str]:
 
 def _measured(tuned: TunedModel) -> list[str]:
     """The table of metrics before and after, each with its standard error."""
-    if tuned.store is None:
+    if tuned.store is None or tuned.ensemble > 1:  # the run has not measured a mean of its rounds
         return []
     evaluations = tuned.store.evaluations()
     rounds = tuned.adapter.provenance.get("rounds") if tuned.adapter is not None else tuned.store.rounds
