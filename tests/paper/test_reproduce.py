@@ -26,7 +26,7 @@ from fedkseed.paper.experiments import Experiment, load, merge
 from fedkseed.paper.reproduce import Reproduction, make_jobs, parts, redraw, reproduce
 from fedkseed.paper.results import MEMORY, ResultTable, RunOutcome, Spread, spread
 from fedkseed.paper.run_records import note_memory, read_records
-from fedkseed.paper.tables import Comparison, by_round, scores, speed, summary
+from fedkseed.paper.tables import SETTINGS, Comparison, by_round, scores, speed, summary
 from fedkseed.recipe import rules
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.loop import work
@@ -570,6 +570,26 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
     assert by_round(Comparison.of(replace(experiment, options={}), slow)) is None
     virtual = replace(experiment, options=experiment.options | {"clock": "virtual"})
     assert speed(Comparison.of(virtual, [*slow, *fast])).rows[1]["units of time"] == 9.0
+
+
+def test_a_table_says_directions_type_and_steps_in_columns_where_rows_differ_and_once_where_not():
+    experiment = replace(load("goals", "tiny"), axes={"method": ["fedkseed", "fedkseed-plus", "fedit"]}, options={})
+    longer = {"fedkseed-plus": merge(experiment.methods["fedkseed-plus"], {"training": {"steps": 7}})}
+    experiment = replace(experiment, methods=experiment.methods | longer)
+    one = replace(outcome(0, 5.0, 4.0, 3.0), metrics={"clients": {1: 2, 2: 4}})
+    runs = [replace(one, axes={"method": method}) for method in experiment.axes["method"]]
+    steps = experiment.table(runs[0].axes)["training"]["steps"], 7, experiment.table(runs[2].axes)["training"]["steps"]
+    table = summary(Comparison.of(experiment, runs))
+    assert [row["directions"] for row in table.rows] == ["hadamard", "hadamard", "none"]
+    assert "Of all rows: type float32." in table.notes
+    assert [row["client steps"] for row in table.rows] == [f"{6 * count:,}" for count in steps]
+    alone = summary(Comparison.of(experiment, runs[:1]))
+    assert f"Of all rows: directions hadamard; type float32; client steps {6 * steps[0]:,}." in alone.notes
+    assert not alone.rows[0].keys() & {*SETTINGS}
+    tree = experiment.methods | {"fedit": merge(experiment.methods["fedit"], {"training": {"epochs": 2}})}
+    epochs = replace(experiment, methods=tree)
+    rows = summary(Comparison.of(epochs, [replace(runs[2], axes={"method": "fedit"}), runs[0]])).rows
+    assert rows[0]["client steps"] == "6 × 2 epochs"
 
 
 def test_table_2_has_differences_to_the_rival_for_each_data_set_paired_by_seed():

@@ -16,6 +16,7 @@ from .experiments import Experiment, Tree, options_of, short
 from .results import MEASURES, SHARES, Cell, ResultTable, RunOutcome, Spread, group, spread
 
 Row = dict[str, Cell]
+SETTINGS = ("directions", "type", "client steps")  # columns of `summary` where rows differ, else a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,28 @@ def summary(shown: Comparison) -> ResultTable:
     )
     paired = "A difference is of changes of loss, paired by seed; after its ±: the standard error."
     rows = [{name: cell for name, cell in row.items() if name in columns} for row in rows]
-    return ResultTable(rows, (note, paired if shown.options.reference else "", shown.experiment.note))
+    rows, of_all = _with_settings_apart(rows)
+    return ResultTable(rows, (note, of_all, paired if shown.options.reference else "", shown.experiment.note))
+
+
+def _with_settings_apart(rows: Sequence[Row]) -> tuple[list[Row], str]:
+    """The rows without those settings that all of them share, and a sentence that says these."""
+    found = {name: {row[name] for row in rows if name in row} for name in SETTINGS}
+    alike = {name: values.pop() for name, values in found.items() if len(values) == 1}
+    sentence = f"Of all rows: {'; '.join(f'{name} {value}' for name, value in alike.items())}." if alike else ""
+    return [{name: cell for name, cell in row.items() if name not in alike} for row in rows], sentence
+
+
+def _settings(shown: Comparison, runs: Sequence[RunOutcome]) -> Row:
+    """What a comparison has to know of runs' recipes: directions, the model's type, steps of all clients in a run."""
+    table = shown.experiment.table(runs[0].axes)
+    training, algorithm = table["training"], algorithm_of(table["training"]["algorithm"])
+    directions, derives = table.get("directions", {}), algorithm.pooled and algorithm.differentiates
+    family = "none" if algorithm.backpropagates and not algorithm.pooled else directions.get("family", "hadamard")
+    work = training | (table.get("derivatives", {}) if derives else {})
+    visits = round(fmean(sum(run.metrics.get("clients", {}).values()) for run in runs))
+    steps = f"{visits:,} × {work['epochs']:g} epochs" if work.get("epochs") else f"{visits * work['steps']:,}"
+    return dict(zip(SETTINGS, (family, table.get("model", {}).get("dtype", "float32"), steps), strict=True))
 
 
 def _summary_row(shown: Comparison, axes: dict[str, Any], runs: Sequence[RunOutcome]) -> Row:
@@ -126,7 +148,7 @@ def _summary_row(shown: Comparison, axes: dict[str, Any], runs: Sequence[RunOutc
     sent = [n + run.once for n, run in zip(rounds, runs, strict=True) if n and run.once is not None]
     return {
         **shown.titles([*axes], axes.values()),
-        **(_rates(shown.experiment, axes) if choice and choice.axis == "variant" else {}),
+        **(_rates(shown.experiment, axes) if choice and choice.axis == "variant" else {}), **_settings(shown, runs),
         "seeds": len(runs), "loss before": spread(runs, "loss", 0), "loss after": spread(runs, "loss"),
         "change of loss": spread(runs, "change"),
         "Rouge-L before": spread(runs, "rouge", 0), "Rouge-L after": spread(runs, "rouge"),
@@ -236,12 +258,13 @@ def speed(shown: Comparison) -> ResultTable:
         "Memory: the most that a client held in a process of its own, less what a client like it had left there.",
     )
     rows = [_speed_row(shown, method, runs) for (method,), runs in shown.by("method").items()]
-    return ResultTable(rows, (*notes, shown.experiment.note))
+    rows, of_all = _with_settings_apart(rows)
+    return ResultTable(rows, (*notes, of_all, shown.experiment.note))
 
 
 def _speed_row(shown: Comparison, method: str, runs: Sequence[RunOutcome]) -> Row:
     options, choice, by_method = shown.options, shown.experiment.choice, shown.by("method")
-    row: Row = {"method": shown.title("method", method), "seeds": len(runs)}
+    row: Row = {"method": shown.title("method", method), "seeds": len(runs), **_settings(shown, runs)}
     if choice:
         row[short(choice.axis)] = ", ".join({shown.title(choice.axis, run.axes[choice.axis]) for run in runs})
     pairs = _same_seed(runs, by_method.get((options.reference["method"],), []))
@@ -287,7 +310,7 @@ def scores(shown: Comparison) -> ResultTable:
     once = {values: {run.seed: run for run in same}.values() for values, same in panels.items()}
     rows: list[Row] = [{"approach": "no tuning", **{columns[v]: spread(runs, "rouge", 0) for v, runs in once.items()}}]
     for (method,), runs in shown.by("method").items():
-        row: Row = {"approach": shown.title("method", method)}
+        row: Row = {"approach": shown.title("method", method), **_settings(shown, runs)}
         for values, same in group(runs, wide).items():
             row[columns[values]] = spread(same, "rouge")
             for axis, value in shown.references:
@@ -296,7 +319,8 @@ def scores(shown: Comparison) -> ResultTable:
         rows.append(row)
     paired = "A difference is paired by seed; after its ±: the standard error." if shown.references else ""
     note = "Rouge-L (%) after the last round, mean ± standard deviation over seeds."
-    return ResultTable(rows, (note, paired, shown.experiment.note))
+    rows, of_all = _with_settings_apart(rows)
+    return ResultTable(rows, (note, of_all, paired, shown.experiment.note))
 
 
 def marginal(shown: Comparison) -> ResultTable:
