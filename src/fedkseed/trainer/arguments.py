@@ -26,7 +26,7 @@ SMALLEST = 1e-6  # of the learning rate: where a schedule says 0, a state could 
 
 
 def require_obeyed(args: TrainingArguments) -> None:
-    """Refuse arguments, away from their defaults, that the trainer would not obey, and one process of several."""
+    """Refuse arguments, away from their defaults, that the trainer would not obey."""
     usual = TrainingArguments(output_dir=args.output_dir, use_cpu=args.use_cpu)
     names = [field.name for field in fields(TrainingArguments) if field.name not in (OBEYED + OTHERS).split()]
     away = [name for name in names if getattr(args, name) != getattr(usual, name)]
@@ -34,11 +34,6 @@ def require_obeyed(args: TrainingArguments) -> None:
         said = ", ".join(f"{name}={getattr(args, name)!r}" for name in away)
         raise FedKSeedError(
             f"fedkseed.Trainer does not obey {said}; leave out {', '.join(away)} (`fedkseed docs python`)"
-        )
-    if args.world_size > 1:
-        raise FedKSeedError(
-            f"fedkseed.Trainer works in one process, this is one of {args.world_size}: start it without torchrun, or "
-            "run a federation (`fedkseed docs deploy`)"
         )
     if not args.learning_rate > 0:
         raise FedKSeedError(f"learning_rate must be above 0, got {args.learning_rate}")

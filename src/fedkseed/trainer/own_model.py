@@ -31,6 +31,7 @@ from ..weights.base import Pooled
 from ..weights.modes import hold
 from ..wire.records import Run
 from .client_batches import OwnedBatch, batches_of_clients, described
+from .processes import Processes
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]  # of a model and a batch, a scalar; the lower the better
 
@@ -57,6 +58,7 @@ class Parties:
     Attributes:
         names: of the clients.
         progress: the watcher of steps; it shows nothing unless it is set.
+        processes: of `torchrun`, which share the cohorts; None: this process trains all clients.
 
     Raises:
         FedKSeedError: there is no client, one has no batch, or the model can't be held.
@@ -75,6 +77,7 @@ class Parties:
             raise FedKSeedError(f"epochs = {local.epochs} is of steps that take derivatives; give steps to two points")
         self.model, self.loss, self.seed, self.basis = model, loss, seed, basis
         self.progress: Progress = Silent()
+        self.processes: Processes | None = None
         patterns = [tuned] if isinstance(tuned, str) else trainable(model) if tuned is None else tuned
         named, self.patterns = batches_of_clients(batches), tuple(patterns)
         self.names, self.batches = list(named), list(named.values())
@@ -176,11 +179,18 @@ class Parties:
         return cohort(self.seed, round_, count, size or count)
 
     def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
-        """Carry messages to clients of this process, one after the other."""
+        """Carry messages to clients, one after the other; where there are several processes, to all of theirs."""
+        uploads = self._uploads(messages)
+        return uploads if self.processes is None else self.processes.exchange(uploads)
+
+    def _uploads(self, messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+        """The uploads of the clients that train in this process."""
+        numbers = list(messages)
+        mine = numbers if self.processes is None else self.processes.share(numbers)
         read = decode_once()
-        for k, (number, data) in enumerate(messages.items(), 1):
-            self.progress.begin(f"{self.names[number]} ({k} of {len(messages)})", self.steps(number))
-            yield number, answer(self.strategy, data, self.client(number), read)
+        for k, number in enumerate(mine, 1):
+            self.progress.begin(f"{self.names[number]} ({k} of {len(mine)})", self.steps(number))
+            yield number, answer(self.strategy, messages[number], self.client(number), read)
 
     def load(self, state: State) -> None:
         """Give the model the weights of a state."""

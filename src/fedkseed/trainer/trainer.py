@@ -33,7 +33,7 @@ from ..files import border
 from ..local.schedules import require_settings
 from ..local.work import LocalWork
 from ..round import Report
-from ..run.progress import Progress
+from ..run.progress import Progress, Silent
 from ..weights.adapter import NAME, Adapter
 from . import checkpoints
 from .arguments import require_obeyed, schedule
@@ -42,6 +42,7 @@ from .datasets import Collator, shares, shuffled
 from .judge import SEARCH, UNTIL_FOUND, Judge, searches
 from .outputs import evaluating, labels_of, loss_and_outputs, outputs_of, predictions_in
 from .own_model import Parties
+from .processes import Processes
 from .training import Tally, Training
 
 
@@ -123,6 +124,12 @@ class Trainer:
         self.data_collator = Collator(args.device, columns, client_column, data_collator, processing_class)
         datasets = shares(train_dataset, client_column)
         self.clients = list(datasets)
+        if args.world_size > len(datasets):
+            raise FedKSeedError(
+                f"torchrun has started {args.world_size} processes for {len(datasets)} client"
+                f"{'s' * (len(datasets) > 1)}: each trains some of them; start fewer, or give more (client_column)"
+            )
+        self._processes = Processes() if args.world_size > 1 else None
         batch_size, drop_last = args.per_device_train_batch_size, args.dataloader_drop_last
         self.batches = batches = [
             shuffled(rows, batch_size, self.data_collator, args.seed, number, drop_last)
@@ -157,6 +164,10 @@ class Trainer:
         """The report of each round."""
         return [] if self.training is None else self.training.reports
 
+    def is_world_process_zero(self) -> bool:
+        """Whether this is the only process, or the one of torchrun's that logs and writes."""
+        return self.args.process_index == 0
+
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         """Add a callback, an instance or its class."""
         self.callback_handler.add_callback(callback)
@@ -188,7 +199,8 @@ class Trainer:
         with evaluating(self.model, self.args.use_cache):
             batches = dict(zip(self.clients, self.batches, strict=True))
             parties = Parties(self.model, self.compute_loss, batches, local, **self._options)
-            parties.progress = Lines()
+            parties.progress = Lines() if self.is_world_process_zero() else Silent()
+            parties.processes = self._processes
             self._at_work = True
             try:
                 parties.cohort(0, self._cohort)  # refuses one that can't be drawn
@@ -227,6 +239,8 @@ class Trainer:
     def _begin(self, training: Training, checkpoint: Path | None) -> int:
         """Go on from a checkpoint, or begin with the search of eps; returns the steps that are done."""
         self.state = TrainerState()
+        if self._processes is not None:
+            self._processes.require_same(self._identity(training) | {"checkpoint": checkpoint and checkpoint.name})
         if checkpoint is not None:
             training.server, self.state, facts = checkpoints.read(checkpoint, self._identity(training))
             training.tally, training.logged, training.eps = Tally(**facts["tally"]), facts["logged"], facts["eps"]
@@ -242,6 +256,11 @@ class Trainer:
             if self._search_lr:
                 judge.search_rate(self._steps_of, self.local.steps, self._cohort)
                 training.factor = judge.lr / self.args.learning_rate
+            if self._processes is not None:
+                found = self._processes.first({"eps": training.eps, "factor": training.factor})
+                training.eps, training.factor = found["eps"], found["factor"]
+        self.state.is_world_process_zero = self.is_world_process_zero()
+        self.state.is_local_process_zero = self.args.local_process_index == 0
         state, rounds = self.state, self.local.rounds
         state.max_steps, state.num_train_epochs = rounds, math.ceil(rounds / self._an_epoch)
         state.train_batch_size = self.args.per_device_train_batch_size
@@ -367,11 +386,15 @@ class Trainer:
     def save_model(self, output_dir: str | Path | None = None) -> None:
         """Write the model as its own `save_pretrained` does, or as model.safetensors; once trained, the adapter, too.
 
+        Of several processes the first one writes.
+
         Raises:
             FedKSeedError: train() is at work, so that weights are made only when they are used.
         """
         if self._at_work:
             raise FedKSeedError("the weights exist only while they are used; save the model when train() has ended")
+        if not self.is_world_process_zero():
+            return
         where = Path(output_dir) if output_dir else self._output
         with border(f"can't write {where}"):
             where.mkdir(parents=True, exist_ok=True)
@@ -399,8 +422,11 @@ class Trainer:
         state.stateful_callbacks = {type(callback).__name__: callback.state() for callback in exported}  # pyright: ignore[reportAttributeAccessIssue] - as it is read back
         logged, tally = training.logged, asdict(training.tally)
         facts = {"eps": training.eps, "factor": training.factor, "logged": logged, "tally": tally}
-        checkpoints.write(path, training.server, state, {"identity": self._identity(training), **facts})
-        utils.rotate_checkpoints(str(self._output), self.args.save_total_limit, state.best_model_checkpoint)
+        if self.is_world_process_zero():
+            checkpoints.write(path, training.server, state, {"identity": self._identity(training), **facts})
+            utils.rotate_checkpoints(str(self._output), self.args.save_total_limit, state.best_model_checkpoint)
+        if self._processes is not None:
+            self._processes.wait()
 
     def _identity(self, training: Training) -> dict[str, Any]:
         """The facts that a training and its checkpoints share."""
