@@ -17,10 +17,11 @@ from fedkseed.errors import FedKSeedError
 from fedkseed.paper import dry_run, experiments, tiny_model
 from fedkseed.paper.byte_counts import DATAJUICER, LLAMA
 from fedkseed.paper.dry_run import estimate
-from fedkseed.paper.experiments import SCALES, fingerprint, load, merge, nested
+from fedkseed.paper.experiments import SCALES, fingerprint, load, merge, nested, options_of
 from fedkseed.paper.microbenchmarks import MEASURED
 from fedkseed.paper.outputs import OUTPUTS
 from fedkseed.paper.reproduce import Reproduction, make_jobs
+from fedkseed.paper.tables import ComparisonOptions
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.rules import Where, require_legal
 from fedkseed.recipe.schema import VALIDATION, Recipe
@@ -42,6 +43,8 @@ def test_every_item_of_the_paper_has_an_experiment():
 def test_every_run_of_every_experiment_has_a_valid_recipe(name, scale):
     experiment = load(name, scale)
     assert experiment.output in OUTPUTS | MEASURED
+    if experiment.output in OUTPUTS:
+        options_of(ComparisonOptions, experiment)  # knows them all
     plan = experiment.plan()
     assert len({repr((p.axes, p.seed)) for p in plan}) == len(plan)
     for planned in plan[:: experiment.seeds]:

@@ -147,7 +147,7 @@ def draw_along_axis(shown: Comparison, figure: "Figure") -> None:
             line(axes, [*points], [*points.values()], shown.title(along, value), number)
         if options.log:
             powers(axes, shown.experiment.axes[x])
-        axes.set(xlabel=options.xlabel or short(x), ylabel=MEASURES[measure].title)
+        axes.set(xlabel=options.xlabel or short(x), ylabel=MEASURES[measure].title, ylim=options.limits)
         axes.legend()
 
 

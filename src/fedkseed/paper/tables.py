@@ -33,6 +33,7 @@ class ComparisonOptions:
     error: str = "std"  # what a band along a line is: "std", or "standard error"
     xlabel: str = ""
     log: bool = False  # whether x is logarithmic
+    limits: Sequence[float] | None = None  # least and largest number upwards, of a figure along x
     clock: str = "processor"  # or "virtual", see run/cohort.py
     steps: int = 0  # local steps after which methods are compared
     steps_a_round: int | Mapping[str, int] = 1  # local steps of a round, by method where they differ
