@@ -26,6 +26,7 @@ from fedkseed.run import needed_memory
 from ..commands import fedkseed, refused
 from .ports import free_port
 
+SECURE_AND_CLIPPED = '[secure]\nnorm = 0.05\n[trust]\nrule = "clipped"\n'
 POLICY = '[data]\nheld_out = ["capital"]\n'
 
 
@@ -103,6 +104,11 @@ def edited(path: Path, before: str, after: str) -> None:
     text = path.read_text()
     assert before in text
     path.write_text(text.replace(before, after))
+
+
+def extended(site: Site, lines: str) -> None:
+    with (site.folder / "recipe.toml").open("a") as file:
+        file.write(lines)
 
 
 def of_older_keys(site: Site) -> None:
@@ -234,6 +240,8 @@ def test_a_package_of_another_version_is_refused(site, monkeypatch):
     [
         ("recipe", lambda site: edited(site.folder / "recipe.toml", "files", "even"), "set split = 'files'", "disk"),
         ("recipe", lambda site: edited(site.folder / "recipe.toml", "rounds", "runs"), "runs", "clients memory"),
+        ("recipe", lambda site: extended(site, SECURE_AND_CLIPPED), "[secure] hides uploads from the server", "disk"),
+        ("clients", lambda site: extended(site, "[network]\nminimum = 3\n"), "more than the 2 clients of", "disk"),
         ("certificate", of_older_keys, "is valid from", ""),
         ("certificate", lambda site: (site.keys / "server.key").write_text("none"), "remove both, and make others", ""),
         ("clients", lambda site: revoke(site.keys, 1), "has the keys of 1 clients: take in those of more", "disk"),
@@ -303,8 +311,7 @@ def test_a_check_that_raises_ends_no_other():
 )
 def test_a_step_is_timed_whatever_the_recipe_sends(site, algorithm, more):
     edited(site.folder / "recipe.toml", "steps = 6", f'algorithm = "{algorithm}"\nsteps = 6')
-    with (site.folder / "recipe.toml").open("a") as file:
-        file.write(more)
+    extended(site, more)
     limit(site, f'algorithms = ["{algorithm}"]\nweights_per_direction = 1')
     found = site.found(site.of_client())
     assert found["step"][0], [said for passed, said in found.values() if not passed]
@@ -322,3 +329,10 @@ def test_a_run_takes_no_more_disk_than_is_asked_for(site):
     start(recipe.model_copy(update={"data": data}), site.folder / "alone")
     taken = sum(path.stat().st_size for path in (site.folder / "alone").rglob("*") if path.is_file())
     assert taken < asked < 50 * taken
+
+
+def test_a_server_of_shards_needs_no_more_keys_than_shards(site):
+    extended(site, "[network]\nshards = [3, 2]\n")
+    found = site.found(site.of_server(), "--set", "clients.cohort=4")
+    assert all(passed for passed, _ in found.values()), found
+    assert found["clients"][1].endswith("has the keys of 2 clients, and a round is made of 2 answers or more")

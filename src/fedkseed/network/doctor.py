@@ -23,7 +23,7 @@ from ..files import locked
 from ..models.dtypes import note_if_slow, slowness, with_dtype
 from ..recipe.algorithms import algorithm_of
 from ..recipe.basis_digest import with_basis
-from ..recipe.rules import require_packages
+from ..recipe.rules import checked_algorithm
 from ..recipe.schema import Recipe
 from ..run.privacy_plan import with_noise
 from ..run.progress import Silent
@@ -111,7 +111,7 @@ def client_checks(
         count = recipe.clients.count or recipe.clients.cohort
         followed = accepted_recipe(recipe_for_clients(recipe, count), owner())
         RecipeJournal(directory).require_room(RowView.of(followed), owner().policy.data.max_views)
-        require_packages(followed, algorithm_of(followed.training.algorithm))
+        checked_algorithm(followed)
         return recipe, followed, count
 
     @cache
@@ -161,7 +161,15 @@ def client_checks(
 
 def server_checks(recipe_of: Callable[[], Recipe], directory: Path, keys: Path, host: str, port: int) -> list[Check]:
     """The checks of a server, in the order in which it meets what they find; see `serve` and `begin`."""
-    recipe = cache(recipe_of)
+
+    @cache
+    def recipe() -> Recipe:
+        checked_algorithm(found := recipe_of())
+        return found
+
+    def cohort() -> int:
+        shards = recipe().network.shards
+        return recipe().clients.cohort_of(len(certs.public_keys(keys)) if shards is None else sum(shards))
 
     def certificate() -> str:
         warning = certs.check(keys)
@@ -170,7 +178,8 @@ def server_checks(recipe_of: Callable[[], Recipe], directory: Path, keys: Path, 
 
     def clients() -> str:
         require_keys(recipe(), count := len(certs.public_keys(keys)), keys)
-        return f"{keys} has the keys of {count} clients"
+        least = recipe().network.minimum_of(cohort())
+        return f"{keys} has the keys of {count} clients, and a round is made of {least} answers or more"
 
     def free() -> str:
         with closing(listen(host, port)):
@@ -178,14 +187,13 @@ def server_checks(recipe_of: Callable[[], Recipe], directory: Path, keys: Path, 
 
     def disk() -> str:
         asked, algorithm = recipe(), algorithm_of(recipe().training.algorithm)
-        cohort = asked.clients.cohort_of(len(certs.public_keys(keys)))
-        uploads = asked.keeps_uploads * cohort * (largest_request(asked) - ENVELOPE)
+        uploads = asked.keeps_uploads * cohort() * (largest_request(asked) - ENVELOPE)
         needed = asked.training.rounds * (ROUND + 16 * asked.directions.size + uploads)
         if not algorithm.pooled:  # the states of two rounds, the tuned model, and uploads that wait
             from ..models.sizes import sizes_of
 
             tuned = sizes_of(asked.model.name).tuned(algorithm.tuned, asked.peft, asked.model.last_layers)
-            needed = 4 * tuned * (3 + cohort)
+            needed = 4 * tuned * (3 + cohort())
         return has_space(directory, SPACE + needed)
 
     def memory() -> str:
