@@ -68,11 +68,13 @@ def read_whole(path: Path, most: int, what: str) -> bytes:
     return data
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = 0o600, *, lasting: bool = True) -> None:
     """Write a file such that a crash leaves either the old or the new version, whole.
 
     Args:
         mode: permissions of the file, less those that the umask takes away.
+        lasting: whether to wait until it is on disk. Else a process that is killed leaves one of the two, and a power
+            cut may leave a part.
 
     Raises:
         FedKSeedError: the file can't be written (no space, no permission); the old one is still there.
@@ -83,11 +85,13 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
             with open(temporary, "xb", opener=partial(private, mode=mode)) as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                if lasting:
+                    os.fsync(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync(path.parent)
+        if lasting:
+            _sync(path.parent)
 
 
 def write_table(path: Path, table: Mapping[str, Any]) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from .kept_steps import KeptSteps
+
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from torch import Tensor
 
@@ -27,6 +29,7 @@ class Client(Generic[Held]):
     graph: "Callable[[Any], Tensor] | None" = None  # the loss with its graph, of a client that takes derivatives
     member: "MaskingClient | None" = None  # its keys, where uploads are masked
     private: "Private | None" = None  # the noise of its steps; batches then are lists of batches of one example
+    kept: KeptSteps | None = None  # where its steps of a round are kept; None: a client that is stopped begins anew
 
     @property
     def claimed(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DivergedError
+from .kept_steps import KeptSteps
 from .optimizers import Optimizer
 from .zeroth_order import mean_loss
 
@@ -41,6 +42,7 @@ def derivative_steps(
     optimizer: Optimizer,
     on_step: Callable[[float], None] = lambda loss: None,
     noised: Callable[[int, NDArray[np.float64]], NDArray[np.float64]] | None = None,
+    kept: KeptSteps | None = None,
 ) -> Moved:
     """Take the steps c ← c − η Zᵀ∇L on one batch after another, or an optimiser's steps.
 
@@ -51,6 +53,7 @@ def derivative_steps(
         noised: takes the number of a step and the derivatives of each example, shape (B, K), and returns what is used
             in place of their mean, see `Private`; a batch is then a sequence of batches of one example, no step is
             skipped, and no loss is reported. None: no noise.
+        kept: where the coefficients so far are kept, and those of the same steps are taken up.
 
     Raises:
         DivergedError: the coefficients diverge.
@@ -58,7 +61,12 @@ def derivative_steps(
     losses: list[float] = []
     before = weights.c.copy()
     c, moments = before.astype(np.float64), optimizer.init(before.size)
-    for k, batch in enumerate(islice(batches, steps)):
+    done = 0
+    if kept is not None and (so_far := kept.read()):
+        done, losses = int(so_far["done"][0]), so_far["losses"].tolist()
+        c, moments = so_far["c"], (so_far["first"], so_far["second"])
+        weights.load(c)
+    for k, batch in islice(enumerate(batches), done, steps):
         if noised is None:
             value, slope = weights.gradient(partial(loss, batch))
             sound = math.isfinite(value) and bool(np.isfinite(slope).all())
@@ -72,5 +80,8 @@ def derivative_steps(
             if not (np.abs(c) <= np.finfo(np.float32).max).all():
                 raise DivergedError(f"the coefficients have diverged; use a smaller lr than {lr:g}")
             weights.load(c)
+        if kept is not None:
+            first, second = moments
+            kept.keep(done=np.array([k + 1]), losses=np.array(losses), c=c, first=first, second=second)
         on_step(value)
     return Moved(weights.c - before, mean_loss(losses), steps - len(losses))

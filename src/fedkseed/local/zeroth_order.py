@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..wire.numbers import scalar
+from .kept_steps import KeptSteps
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from ..weights.base import Weights
@@ -48,6 +49,7 @@ def zeroth_order_steps(
     wire: str = "exact",
     on_step: Callable[[float], None] = lambda loss: None,
     noised: Callable[[int, NDArray[np.float64]], NDArray[np.float64]] | None = None,
+    kept: KeptSteps | None = None,
 ) -> Steps:
     """Take a step with every batch, along the mean of P = `probes` estimates, and end at the new weights.
 
@@ -63,10 +65,18 @@ def zeroth_order_steps(
         noised: takes the number of a step and the ρ of each example, shape (B, P), and returns the P numbers that are
             used in place of their mean, see `Private`; a batch is then a sequence of batches of one example, and no
             loss is reported. None: no noise.
+        kept: where the scalars so far are kept, and those of the same steps are taken up.
     """
     scalars = np.full(directions.size, np.nan, np.float32)
     losses: list[float] = []
-    for step, batch in enumerate(islice(batches, directions.size // probes)):
+    done = 0
+    if kept is not None and (so_far := kept.read()):
+        found, losses = so_far["scalars"], so_far["losses"].tolist()
+        scalars[: found.size], done = found, found.size // probes
+        for j, rho in zip(directions[: found.size].tolist(), found.tolist(), strict=True):
+            if not math.isnan(rho):
+                weights.move(j, -lr / probes * rho)
+    for step, batch in islice(enumerate(batches), done, directions.size // probes):
         before, start = len(losses), step * probes
         along = directions[start : start + probes].tolist()
         if noised is None:
@@ -79,6 +89,8 @@ def zeroth_order_steps(
             if not math.isnan(rounded):
                 losses.append(mean)
                 weights.move(j, -lr / probes * rounded)
+        if kept is not None:
+            kept.keep(scalars=scalars[: start + probes], losses=np.array(losses))
         on_step(mean_loss(losses[before:]))
     weights.settle()
     return Steps(scalars, mean_loss(losses))

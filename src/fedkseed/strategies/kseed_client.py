@@ -61,6 +61,7 @@ class KSeedClient:
             wire=message.wire,
             on_step=client.on_step,
             noised=client.private and partial(client.private.mean, message.round),
+            kept=client.kept,
         )
         about = self.settings.run, message.round, client.number, client.claimed
         return Upload(*about, steps.loss, steps.scalars, message.wire)
@@ -71,9 +72,8 @@ class KSeedClient:
         weights, batches = client.weights, client.batches(message.round)
         steps, lr = work.count(client.examples), work.learning_rate(message.round)
         optimizer, noised = Optimizer(work.steps_of), client.private and partial(client.private.mean, message.round)
-        moved = derivative_steps(
-            weights, loss, batches, steps=steps, lr=lr, optimizer=optimizer, on_step=client.on_step, noised=noised
-        )
+        options = {"on_step": client.on_step, "noised": noised, "kept": client.kept}
+        moved = derivative_steps(weights, loss, batches, steps=steps, lr=lr, optimizer=optimizer, **options)
         most = largest_change(self.settings, message.round)
         values = rounded(np.clip(moved.change, -most, most), wire_of(self.settings))
         weights.load(message.coefficients + values)  # the client holds exactly the change that it sends

@@ -9,9 +9,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from tomllib import loads
 from types import SimpleNamespace
 
@@ -26,8 +27,8 @@ from fedkseed.network.protocol.client.policy import Policy
 from fedkseed.network.protocol.client.privacy_spent import LEDGER, PrivacyLedger
 from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
 from fedkseed.network.protocol.client.task_handler import TaskHandler
-from fedkseed.network.protocol.client.training_client import load_client
-from fedkseed.network.protocol.client.worker import BATCH_SEED, AbandonedError, batch_secret, serve
+from fedkseed.network.protocol.client.training_client import TrainingClient, load_client
+from fedkseed.network.protocol.client.worker import BATCH_SEED, STEPS, AbandonedError, batch_secret, serve
 from fedkseed.network.protocol.client.worker_process import ask_worker
 from fedkseed.network.protocol.envelope import Reply, Status, Task, recipe_digest
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
@@ -204,6 +205,71 @@ def test_a_worker_killed_at_work_is_told_and_the_next_task_starts_another(direct
     assert "the worker ended in the middle of a task" in (directory / process.LOG).read_text()
     wait_for(lambda: not locked(lock))  # its socket may outlive its end by a moment
     assert Reply.decode(ask_worker(first.encode(), directory)).status is Status.DONE
+
+
+def test_a_worker_killed_at_work_goes_on_with_its_steps_when_the_task_comes_again(directory, first, owner):
+    long, replies = longer(first, 30), []
+    expected = TaskHandler(partial(load_client, owner)).reply(long.encode())
+    thread = threading.Thread(target=lambda: replies.append(Reply.decode(ask_worker(long.encode(), directory))))
+    lock, kept = directory / process.LOCK, directory / STEPS
+    kept.unlink(missing_ok=True)
+    thread.start()
+    wait_for(kept.exists, process.START)
+    os.kill(int(lock.read_text()), signal.SIGKILL)
+    thread.join(60)
+    assert replies[0].status is Status.FAILED
+    wait_for(lambda: not locked(lock))
+    so_far = kept.stat().st_size
+    assert Reply.decode(ask_worker(long.encode(), directory)) == expected
+    assert so_far < kept.stat().st_size, "the worker was killed before its last step"
+
+
+KINDS = {
+    "two points": lambda setting: setting.first(1),
+    "importance": lambda setting: setting.first(1, algorithm='algorithm = "fedkseed-pro"'),
+    "derivatives": lambda setting: setting.first(1, algorithm='algorithm = "fedkseed-backprop"'),
+    "noise": lambda setting: private_task(setting, cohort(parse(loads(setting.text())).seed, 0, 3, 2, "in turns")[0]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_task_that_is_given_up_within_its_steps_goes_on_and_its_upload_is_that_of_an_undisturbed_client(
+    setting, owner, tmp_path, kind
+):
+    """Each time by a client that was loaded anew, as after a power cut; at most the step at work is lost."""
+    task, secret, passes = KINDS[kind](setting), replace(owner, secret=1), list[int]()
+
+    def load(recipe: bytes, steps: Path | None = tmp_path / STEPS, of: Owner = secret) -> TrainingClient:
+        member = load_client(of, recipe, ledger=PrivacyLedger(tmp_path / LEDGER), steps=steps)
+        member.setup.model.register_forward_pre_hook(lambda *_: passes.append(1))
+        return member
+
+    def count(handler: TaskHandler, asked: Task, gone: Callable[[], bool] = lambda: False) -> tuple[Reply | None, int]:
+        passes.clear()
+        with suppress(AbandonedError):
+            return handler.reply(asked.encode(), gone), len(passes)
+        return None, len(passes)
+
+    expected, whole = count(TaskHandler(partial(load, steps=None)), task)
+    assert expected is not None
+    assert expected.status is Status.DONE
+    assert whole % 3 == 0, "of three steps"
+    kept = tmp_path / STEPS
+    kept.touch()
+    for _ in range(2):  # the process that waits is gone as soon as one more step is kept
+        before = kept.read_bytes()
+        assert count(TaskHandler(load), task, lambda was=before: kept.read_bytes() != was) == (None, whole // 3)
+    assert count(TaskHandler(load), task) == (expected, whole // 3)
+    assert count(TaskHandler(load), task) == (expected, 0), "the upload was lost, and costs no pass"
+    # Nothing of it is taken up in another run, for another client, by another secret, or with other rows.
+    other = replace(secret, secret=2)
+    for asked, follow in (
+        (replace(task, nonce=b"x" * 16), load),
+        (task, partial(load, of=other)),
+        (task, partial(load, of=replace(secret, data=setting.owner(0).data))),
+    ):
+        assert count(TaskHandler(follow), asked)[1] == whole
+        assert count(TaskHandler(load), task) == (expected, whole)
 
 
 def test_a_worker_turns_to_the_next_task_when_nobody_waits_for_this_one(directory, first):

@@ -22,6 +22,7 @@ from ....data.layouts import row_digest
 from ....errors import FedKSeedError
 from ....evaluation.metrics import metrics_of
 from ....evaluation.statistics import Evaluation, gain
+from ....local.kept_steps import KeptSteps
 from ....recipe.basis_digest import with_basis
 from ....recipe.schema import Recipe
 from ....round import answer
@@ -63,6 +64,7 @@ class TrainingClient:
     masks: MakeMasking | None = None  # None: it has no key
     ledger: PrivacyLedger | None = None  # None: it answers no recipe with noise of its own
     keeps: Path | None = None  # file for the tuned model of a finished run; None: it is not written
+    steps: KeptSteps | None = None  # of its rows; None: after a stop it begins a round's steps anew
     begun: float | None = None  # when the task began that has brought the recipe; None: that task is over
     _broadcast: bytes | None = None  # the last one, where the next may come as a difference to it
     _later: Callable[[], object] = lambda: None  # what the client's owner waits for, and no server
@@ -98,7 +100,7 @@ class TrainingClient:
             _require_time(begun, self.owner.policy)
             on_step(loss)
 
-        upload = self._train(task, whole, masking, tick)
+        upload = self._train(task, whole, digest, masking, tick)
         if kind_of(upload) is Change and pooled:
             self._require_steps(decode(upload, Change))
         return whole, upload
@@ -149,8 +151,10 @@ class TrainingClient:
         with refusing(Code.POLICY):
             self.ledger.spend(self.rows, answer, noise**-2, limits.epsilon, limits.delta)
 
-    def _train(self, task: Task, whole: bytes, masking: "MaskingClient | None", tick: OnStep) -> bytes:
-        """The answer to a broadcast; `tick` is called between any two passes of the model."""
+    def _train(
+        self, task: Task, whole: bytes, broadcast: bytes, masking: "MaskingClient | None", tick: OnStep
+    ) -> bytes:
+        """The answer to a message about a broadcast of a digest; `tick` is called between two passes of the model."""
         setup, count, secret = self.setup, self.recipe.clients.count or 0, self.owner.secret
         # In another run, or after a rollback, the same rounds have other batches: else a server could have the same
         # batch answered with another model, under another nonce, and subtract.
@@ -166,7 +170,9 @@ class TrainingClient:
                 tick(math.nan)
                 return loss_of_batch
 
-            return answer(setup.strategy, whole, replace(client, loss=loss))
+            about = task.nonce, broadcast, task.digest, b"%d %r" % (task.client, seed)
+            kept = self.steps and self.steps.within(about)
+            return answer(setup.strategy, whole, replace(client, loss=loss, kept=kept))
 
     def _require_steps(self, upload: Any) -> None:
         """Refuse to send coefficients of fewer steps than the owner allows, masked or not.
@@ -246,6 +252,7 @@ def load_client(
     masks: MakeMasking | None = None,
     ledger: PrivacyLedger | None = None,
     keeps: Path | None = None,
+    steps: Path | None = None,
 ) -> TrainingClient:
     """Load what a client needs to follow a server's recipe: its arguments are those of `TrainingClient`.
 
@@ -276,7 +283,8 @@ def load_client(
     threads = followed.clients.threads or torch.get_num_threads()
     protected = followed.protecting("example") or (followed.privacy and followed.secure)
     rows = frozenset(map(row_digest, trained)) if protected else frozenset[bytes]()
-    return TrainingClient(owner, followed, setup, examples, unseen, threads, rows, masks, ledger, keeps, begun)
+    kept = steps and KeptSteps(steps, b"").within(repr(example).encode() for example in examples)
+    return TrainingClient(owner, followed, setup, examples, unseen, threads, rows, masks, ledger, keeps, kept, begun)
 
 
 def _require_time(begun: float, policy: Policy) -> None:

@@ -32,7 +32,7 @@ from .training_client import TrainingClient, load_client
 if TYPE_CHECKING:
     from ....secure.member import MaskingClient
 
-BATCH_SEED = "batches.secret"  # in the directory of a client
+BATCH_SEED, STEPS = "batches.secret", "steps.kept"  # in the directory of a client
 
 
 def serve(directory: Path) -> None:
@@ -50,7 +50,7 @@ def serve(directory: Path) -> None:
         masks = None if signing is None else partial(masking_client, directory, signing, members)
         server = b"" if signing is None else signing.audience
         ledger = PrivacyLedger(ledger_path(), server, directory)
-        load = partial(load_client, masks=masks, ledger=ledger, keeps=directory / TUNED)
+        load = partial(load_client, masks=masks, ledger=ledger, keeps=directory / TUNED, steps=directory / STEPS)
         handler = TaskHandler(partial(follow_recipe, RecipeJournal(directory, server), owner, load=load), signing)
         listener.settimeout(settings.idle)
         while True:
