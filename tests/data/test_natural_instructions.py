@@ -58,8 +58,11 @@ def sizes(drawn: Subsample) -> tuple[dict[str, int], ...]:
     return tuple({name: len(examples) for name, examples in part.items()} for part in (drawn.clients, drawn.held_out))
 
 
-def shared(source: Path, tokenizer: Any, clients: dict[str, Any] | None = None, **data: Any) -> ClientShares:
+def shared(
+    source: Path, tokenizer: Any, clients: dict[str, Any] | None = None, seed: int = 0, **data: Any
+) -> ClientShares:
     recipe = {
+        "seed": seed,
         "model": {"name": "x"},
         "data": {"source": str(source), "format": "natural-instructions", "max_tokens": 500} | data,
         "clients": {"split": "tasks", "cohort": 2} | (clients or {}),
@@ -186,6 +189,16 @@ def test_each_protocol_has_its_wording(folder, tokenizer):
     assert wording().endswith("### Response:\n")
     assert wording(protocol="official-code").endswith("### Response:")
     assert wording(protocol="official-code", separator="\n\n").endswith("### Response:\n\n")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 4])  # 3 draws no row of "long" that is short enough
+def test_fewer_clients_than_tasks_are_a_draw_to_which_more_clients_add(folder, tokenizer, seed):
+    one, two, every = (shared(folder, tokenizer, {"count": count, "cohort": 1}, seed=seed) for count in (1, 2, 3))
+    assert [len(each.clients) for each in (one, two, every)] == [1, 2, 3]
+    assert {*one.names} < {*two.names} < {*every.names}
+    rows = dict(zip(every.names, every.clients, strict=True))
+    assert all(two.clients[k] == rows[name] for k, name in enumerate(two.names))
+    assert [name for name in every.names if name in two.names] == list(two.names)
 
 
 def test_the_number_of_clients_need_not_be_known_but_is_checked_if_given(folder, tokenizer):
