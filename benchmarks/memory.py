@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py [--model MODEL | --config NAME] [--tokens 128] [--methods streamed …] [--json]
     python benchmarks/memory.py --clients    only whole clients of the presets, of LoRA and of prompt tuning
+    python benchmarks/memory.py --once --config llama-3b [--layers 13]    one step and one sync of large models
     python benchmarks/memory.py --predicted  beside what `run` predicts before it loads a model, without its LIBRARIES
 
 Each row has a process of its own. The process takes a step with a tiny model first, which loads the libraries, the
@@ -9,6 +10,9 @@ compiled kernels and the threads. The memory resident then is the baseline, whic
 the model, takes a step, and records the highest memory over `STEPS` further steps: the memory of training that goes on
 for hours, without that of loading. Memory that is mapped from files counts as far as it is resident. A GB is 10^9
 bytes.
+
+With `--once` a step is a single one after loading, in bfloat16, and its peak is in two parts: pages of the model's
+file, which the system may drop and read again, and all else. After it comes a sync to the c that the step led to.
 
 A client does a whole round in place of a step: it decodes a broadcast that another process has written to a file,
 syncs, takes `STEPS` local steps and encodes its upload.
@@ -31,11 +35,12 @@ from math import nan
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, logging
+from transformers import AutoModelForCausalLM, LlamaConfig, logging
 
 from factored import adapted, lora_step
 from factored import held as held_factored
@@ -278,14 +283,43 @@ def warm_up(case: Case, device: str) -> None:
 def build(shape: dict[str, int], dtype: str = "bfloat16") -> Any:
     """A Llama model of random weights."""
     options: Any = shape
-    made: Any = LlamaForCausalLM(LlamaConfig(**options))
-    return made.to(DTYPES[dtype]).requires_grad_(False).eval()
+    made: Any = AutoModelForCausalLM.from_config(LlamaConfig(**options), dtype=DTYPES[dtype])
+    return made.requires_grad_(False).eval()
 
 
 def apart(function: Callable[..., Any], *args: Any) -> Any:
     """The result of a function that runs in a new process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(function, *args).result()
+
+
+def once(mode: str, family: str, model: str, tokens: int) -> list[Row]:
+    """Rows of one two-point step and of one sync, with the memory of each above the libraries."""
+    meter, case = Meter("cpu"), Case(mode, "bfloat16")
+    warm_up(case, "cpu")
+    baseline, rows = meter.now(), list[Row]()
+    libraries = mapped()
+    loaded = load_model(model, case.dtype)
+    weights = hold(loaded, Pool(POOL.key, POOL.size, family), mode=mode)
+    step, moved = our_step(loaded, weights, make_batch(1, tokens, "cpu")), weights.layout.size
+    for what, job in (("a step", step), ("a sync", lambda: weights.load(weights.c.copy()))):
+        begin = perf_counter()
+        with meter.watch():
+            job()
+        seconds, of_file = perf_counter() - begin, mapped() - libraries
+        rest = meter.peak - baseline - of_file
+        rows.append({
+            "mode": mode, "directions": family, "weights": moved, "what": what, "peak, GB": (rest + of_file) / 1e9,
+            "mapped, GB": of_file / 1e9, "beside it, GB": rest / 1e9, "bytes a weight beside it": rest / moved,
+            "seconds": seconds,
+        })  # fmt: skip
+    return rows
+
+
+def mapped() -> int:
+    """Resident bytes of this process that are pages of files."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile"))
+    return int(line.split()[1]) * 1024
 
 
 def beside_predicted(model: str, args: argparse.Namespace, message: Path) -> list[Row]:
@@ -344,15 +378,22 @@ def main() -> None:
     every = [*METHODS, *CLIENTS]
     parser.add_argument("--methods", choices=every, nargs="+", default=every, help="beside inference")
     parser.add_argument("--clients", action="store_true", help="whole clients only, beside inference")
+    parser.add_argument("--once", action="store_true", help="one step and one sync, streamed and in place")
+    parser.add_argument("--layers", type=int, help="of --config in place of all")
     parser.add_argument("--predicted", action="store_true", help="cases beside their predicted memory, of a GGUF file")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     with TemporaryDirectory() as folder:
         model, name = args.model, args.model
         if args.config:
-            apart(save, CONFIGS[args.config], folder)
-            model, name = folder, f"the shape of {args.config}"
-        rows = (beside_predicted if args.predicted else measure_all)(model, args, Path(folder) / "message")
+            layers = {} if args.layers is None else {SHAPE[0]: args.layers}
+            apart(save, CONFIGS[args.config] | layers, folder)
+            model, name = folder, f"the shape of {args.config}" + f", {args.layers} layers" * bool(layers)
+        if args.once:
+            ways = [way for way in (("streamed", "hadamard"), ("in place", "gaussian")) if way[0] in args.methods]
+            rows = [row for way in ways for row in apart(once, *way, model, args.tokens)]
+        else:
+            rows = (beside_predicted if args.predicted else measure_all)(model, args, Path(folder) / "message")
     show(f"{name}, 1 x {args.tokens} tokens, K = {POOL.size:,}", rows, as_json=args.json)
 
 
