@@ -29,8 +29,8 @@ def mean_state(store: Store, recipe: Recipe, kind: type[Any], done: int | None =
     require_coefficients(recipe, last)
     if last > state.round:
         raise FedKSeedError(f"--ensemble {last}: {store.directory} has {state.round} rounds to take the mean of")
-    rounds = range(state.round - last + 1, state.round + 1)
-    return replace(state, coefficients=np.mean([store.state(kind, each).coefficients for each in rounds], axis=0))
+    each: list[Any] = [store.state(kind, done) for done in range(state.round - last + 1, state.round + 1)]
+    return replace(state, coefficients=np.mean([state.coefficients for state in each], axis=0))
 
 
 def require_coefficients(recipe: Recipe, last: int) -> None:
