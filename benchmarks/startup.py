@@ -134,7 +134,7 @@ def cases(folder: Path) -> Iterator[Case]:
     yield Case("init", "no such algorithm", (*init, *rows, *model, "--algorithm", "x"), "no algorithm is called 'x'")
     for command, more in {
         "resume": (), "rounds": (), "verify": (), "eval": (), "report": ("--output", new), "rollback": ("--to", "1"),
-        "generate": ("Hello",), "export": (new,), "serve-model": (),
+        "generate": ("Hello",), "export": (new,), "serve-model": (), "forget": ("--client", "1"),
     }.items():  # fmt: skip
         yield Case(command, "no such run", (command, f"{folder}/no-run", *more), "no-run")
         yield Case(command, "another folder", (command, there, *more), "there")
@@ -160,6 +160,7 @@ def cases(folder: Path) -> Iterator[Case]:
     yield Case("join", "no such data", ("join", url, "--data", f"{folder}/no.csv", *party), "no.csv")
     yield Case("join", "no such key", ("join", url, *rows, *party), "no-")
     yield Case("join", "no such policy", ("join", url, *rows, *party, "--policy", absent), "absent.toml")
+    yield Case("doctor", "neither a client nor a server", ("doctor", recipe), "a server with --certs")
     yield Case("shard", "no such key", ("shard", url, *certs, *party), "no-")
     peer = ("--peers", absent, "--cert", f"{folder}/no.pem", *rows, *party)
     yield Case("peer", "no such recipe", ("peer", absent, *peer), "absent.toml")

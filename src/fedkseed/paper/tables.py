@@ -131,7 +131,7 @@ def _with_settings_apart(rows: Sequence[Row]) -> tuple[list[Row], str]:
 
 
 def _settings(shown: Comparison, runs: Sequence[RunOutcome]) -> Row:
-    """What a comparison has to know of runs' recipes: directions, the model's type, steps of all clients in a run."""
+    """Settings of runs that a comparison needs: directions, the model's type, steps of all clients in a run."""
     table = shown.experiment.table(runs[0].axes)
     training, algorithm = table["training"], algorithm_of(table["training"]["algorithm"])
     directions, derives = table.get("directions", {}), algorithm.pooled and algorithm.differentiates
