@@ -18,7 +18,7 @@ from statistics import fmean
 from fedkseed.evaluation.statistics import estimate
 from fedkseed.paper.experiments import Planned
 from fedkseed.paper.run_records import RUNS_FILE, read_records
-from fedkseed.planning.tune import Tuning, way
+from fedkseed.planning.tune import Tuning, weighted_steps
 from fedkseed.run.eps_ladder import SAMPLES, measure
 from fedkseed.run.simulation import Simulation
 from table import Row, new_parser, show
@@ -41,7 +41,7 @@ def main() -> None:
             for more in range(options.samples // SAMPLES):
                 with closing(Simulation(recipe.model_copy(update={"seed": recipe.seed + 100 * more}))) as simulation:
                     found = Tuning(recipe, simulation.cohort(0), recipe.training.steps, scalars=measure(simulation))
-                    tunings[outcome.seed].append(replace(found, way=way(simulation)))
+                    tunings[outcome.seed].append(replace(found, weighted_steps=weighted_steps(simulation)))
     most, every = max(gains), [tuning for found in tunings.values() for tuning in found]
     measured = [tuning.scalars for tuning in every if tuning.scalars is not None]
     curvature = estimate([scalars.curvature.mean for scalars in measured])
@@ -53,12 +53,17 @@ def main() -> None:
     for size, by_seed in sorted(gains.items()):
         lost = estimate([1 - gain / gains[most][seed] for seed, gain in by_seed.items()])
         predicted = 1 - (1 - (tuning.lost(size) or 0.0)) / (1 - whole)
+        draws = tuning.weighted_steps * len(tuning.cohort) / size
         rows.append({
-            "K": size, "draws of each": tuning.way * len(tuning.cohort) / size, "gain (nats)": fmean(by_seed.values()),
+            "K": size, "draws of each": draws, "gain (nats)": fmean(by_seed.values()),
             "lost": "" if size == most else lost.text(digits=2), "predicted": f"{predicted:.2f}",
         })  # fmt: skip
     bends = f"tr H = {curvature.mean:,.0f} ± {curvature.error:,.0f}"
-    show(f"lr = {tuning.recipe_lr:g}, W = {tuning.way:g}, {bends}; enough: {tuning.enough}", rows, as_json=options.json)
+    show(
+        f"lr = {tuning.recipe_lr:g}, W = {tuning.weighted_steps:g}, {bends}; enough: {tuning.enough}",
+        rows,
+        as_json=options.json,
+    )
 
 
 if __name__ == "__main__":

@@ -452,7 +452,7 @@ def curved(lr: float, curvature: float, way: float, size: int, **more: object) -
     training = {"lr": lr, "wire": "exact", **more}
     recipe = parse({"model": {"name": "none"}, "training": training, "directions": {"size": size}})
     rung = Rung(1e-3, 8.0, 0.1, 0.1, 0.01, 0.0)
-    return Tuning(recipe, [0], 1, scalars=Scalars([rung], 0.0, 4, 0.0, Estimate(curvature, 0.0)), way=way)
+    return Tuning(recipe, [0], 1, scalars=Scalars([rung], 0.0, 4, 0.0, Estimate(curvature, 0.0)), weighted_steps=way)
 
 
 @pytest.mark.parametrize("x", [0.02, 0.2, 1.0, 5.0])
@@ -485,3 +485,5 @@ def test_more_directions_are_suggested_where_the_recipes_own_lose_more_than_a_te
 def test_of_algorithms_that_take_no_steps_along_one_of_k_directions_no_loss_is_predicted(algorithm):
     recipe = parse({"model": {"name": "none"}, "training": {"algorithm": algorithm}})
     assert replace(curved(1e-6, 5e4, 8000, 64), recipe=recipe).lost(64) is None
+    assert curved(1e-6, 5e4, 8000, 64).lost(64) is not None
+    assert curved(1e-6, 5e4, 8000, 64, server="adam").lost(64) is None

@@ -161,9 +161,8 @@ def divide(
     for example, owner in zip(examples, owner_of, strict=True):
         shares[owner].append(example)
     named = [(name, share) for name, share in zip(owners, shares, strict=True) if share or settings.split != "tasks"]
-    if (
-        settings.split == "tasks" and settings.count and settings.count < len(named)
-    ):  # those of a larger count hold them
+    if settings.split == "tasks" and settings.count and settings.count < len(named):
+        # the head of one permutation, so that a larger count adds tasks
         named = [named[k] for k in sorted(rng.permutation(len(named))[: settings.count].tolist())]
     if not named or settings.count not in (None, len(named)):
         raise FedKSeedError(

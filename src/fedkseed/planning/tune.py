@@ -64,7 +64,7 @@ class Tuning:
     client_limit: float | None = None  # largest η at which one client's steps can lower the loss on average
     cohort_limit: float | None = None  # the same for a whole cohort
     scalars: Scalars | None = None  # None for algorithms that backpropagate
-    way: float = 0.0  # see `way`
+    weighted_steps: float = 0.0  # see `weighted_steps`
     before: list[float] = field(default_factory=list)  # losses of the base model
     trials: list[Trial] = field(default_factory=list)
     spent: bool = False  # whether the time limit ended the trials
@@ -100,13 +100,14 @@ class Tuning:
         Steps of a rate η along one direction lead to the least loss along it as 1 − exp(−η tr H n), n of them. Drawn
         from K directions that hardly meet, W steps gain (1 − exp(−x)) / x of what W directions do, x = 2 η tr H W / K.
         """
-        directions, algorithm = self.recipe.directions, algorithm_of(self.recipe.training.algorithm)
-        pooled = algorithm.pooled and not algorithm.differentiates and directions.basis is None
-        if not pooled or self.scalars is None or self.recipe.training.wire == "sign":
+        training, algorithm = self.recipe.training, algorithm_of(self.recipe.training.algorithm)
+        pooled = algorithm.pooled and not algorithm.differentiates and self.recipe.directions.basis is None
+        # signs, and a server's Adam, move coefficients by other steps than η ρ
+        if not pooled or self.scalars is None or training.wire == "sign" or training.server != "sgd":
             return None
         if not self.scalars.curvature.mean > self.scalars.curvature.error:  # known to less than a factor of 2
             return None
-        x = 2 * (self.lr or self.recipe_lr) * self.scalars.curvature.mean * self.way / size
+        x = 2 * (self.lr or self.recipe_lr) * self.scalars.curvature.mean * self.weighted_steps / size
         return 1 + math.expm1(-x) / x if x else 0.0
 
     @property
@@ -219,12 +220,12 @@ def search(
         size = scalars.best.scalar if training.wire == "sign" else 1.0
         alone, together = limits(scalars.curvature, training.probes, simulation, cohort, size)
         tuning.client_limit, tuning.cohort_limit = alone, together
-        tuning.way = way(simulation)
+        tuning.weighted_steps = weighted_steps(simulation)
     try_rates(simulation, tuning, until, step_seconds, clock)
     return tuning
 
 
-def way(simulation: Simulation) -> float:
+def weighted_steps(simulation: Simulation) -> float:
     """The mean local steps of a client that is in all rounds, each times its part of the learning rate."""
     training, clients = simulation.recipe.training, range(len(simulation.shares.clients))
     parts = sum(scheduled(1.0, training.schedule, round_, training.rounds) for round_ in range(training.rounds))

@@ -165,7 +165,7 @@ class Trainer:
         return [] if self.training is None else self.training.reports
 
     def is_world_process_zero(self) -> bool:
-        """Whether this is the only process, or the one of torchrun's that logs and writes."""
+        """Say whether this is the only process, or the one of torchrun's that logs and writes."""
         return self.args.process_index == 0
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
