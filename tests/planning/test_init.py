@@ -176,11 +176,24 @@ def test_clients_by_column_are_proposed_in_comments_and_written_if_named(tmp_pat
     assert len(share_out(own_recipe(tmp_path / "more.toml"), tokenizer).sets) == 2
 
 
+class Counting(Silent):
+    """A watcher that holds what is done against what was announced."""
+
+    what, total, done = "", 0, 0
+
+    def begin(self, what: str, total: int) -> None:
+        self.what, self.total, self.done = what, total, 0
+
+    def advance(self, count: int = 1, loss: float | None = None) -> None:
+        self.done += count
+        assert self.done <= self.total, self.what
+
+
 @pytest.mark.parametrize("algorithm", ["fedkseed-backprop", "fedkseed-plus"])
 def test_the_rate_that_is_measured_lowers_the_loss_of_the_whole_run(algorithm, data_file, model_folder):
     asked = {"task": None, "algorithm": algorithm, "clients": None}
     first = first_recipe(str(data_file), {}, str(model_folder), **asked)
-    costs, tuning = measured(first, first.recipe, monotonic(), Silent())
+    costs, tuning = measured(first, first.recipe, monotonic(), Counting())
     assert (costs is not None and costs.step_seconds > 0, len(tuning.trials) > 2, tuning.spent) == (True, True, False)
     found, warning = with_measured(first.text, tuning)
     assert warning == ""

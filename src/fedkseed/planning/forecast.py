@@ -135,6 +135,7 @@ def sample_upload(simulation: Simulation, round_: int, number: int) -> Any:
 def _step_seconds(simulation: Simulation, number: int, until: float, clock: Clock) -> float:
     cohort = simulation.cohort(0)
     members = cohort if number in cohort else [number, *cohort[1:]]
+    simulation.progress.begin(f"a few steps of {simulation.shares.name(number)}", STEPS_MEASURED + 1)
     return step_seconds(simulation.strategy, members, partial(simulation.client, number), until, clock)
 
 
