@@ -1,7 +1,7 @@
 """Whole runs with the rate that `fedkseed init` measures, beside runs with other rates.
 
     python benchmarks/init.py MODEL DATA... [--column instruction=question ...] [--set model.last_layers=6 ...]
-        [--rates 6e-5 ...] [--json]
+        [--rates 6e-5 ...] [--search [--seconds 400]] [--json]
 
 For each file or folder of DATA a recipe is made as `fedkseed init` makes it, but for --set; its rate is measured, and
 all of its rounds are done with that rate and with each of --rates. `search` are the seconds from the beginning to the
@@ -12,7 +12,7 @@ labels the choice accuracy stands behind it. "worst" is the highest loss after a
 import time
 
 from fedkseed import Simulation
-from fedkseed.planning.init import first_recipe, measured, with_measured
+from fedkseed.planning.init import SECONDS, first_recipe, measured, with_measured
 from fedkseed.recipe.reading import changed, parse, tables
 from fedkseed.run.progress import Silent
 from table import Row, commit, new_parser, show
@@ -44,6 +44,8 @@ def main() -> None:
     parser.add_argument("--algorithm", default="fedkseed-backprop")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes")
     parser.add_argument("--rates", nargs="*", type=float, default=[6e-5])
+    parser.add_argument("--search", action="store_true")
+    parser.add_argument("--seconds", type=float, default=SECONDS)
     given = parser.parse_args()
     columns = dict(text.split("=", 1) for text in given.column)
     rows: list[Row] = []
@@ -52,11 +54,15 @@ def main() -> None:
         asked = {"task": None, "algorithm": given.algorithm, "clients": None}
         first = first_recipe(source, columns, given.model, **asked)
         recipe = parse(changed(tables(first.text.encode()), given.changes))
-        _, tuning = measured(first, recipe, begin, Silent())
+        costs, tuning = measured(first, recipe, begin + given.seconds - SECONDS, Silent())
         text, _ = with_measured(first.text, tuning)
         seconds, used = time.monotonic() - begin, time.process_time() - cpu
         measured_row: Row = {"search": seconds, "its CPU": used, "tried": len(tuning.trials)}
         others: Row = dict.fromkeys(measured_row, "")
+        if given.search:
+            gain, step = tuning.best.change(tuning.before).text("+", 2), costs.step_seconds if costs else ""
+            rows.append({"data": source, "lr": f"{tuning.best.lr:g}", **measured_row, "gain": gain, "step": step})
+            continue
         for rate in (None, *given.rates):
             table = "derivatives" if "[derivatives]" in text else "training"
             changes = [*given.changes, *([] if rate is None else [f"{table}.lr={rate}"])]

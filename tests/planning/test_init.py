@@ -165,7 +165,7 @@ def test_clients_by_column_are_proposed_in_comments_and_written_if_named(tmp_pat
     followed = re.sub(r'(?m)^# (split = "column")$', r"\1", followed)
     (columns,) = re.findall(r"(?m)^# and in \[data\]: (columns .*)$", followed)
     (tmp_path / "followed.toml").write_text(followed.replace("[data]\n", f"[data]\n{columns}\n", 1))
-    (tmp_path / "more.toml").write_text(re.sub(r"(?m)^# (patience|clients) ", r"\1 ", text))
+    (tmp_path / "more.toml").write_text(re.sub(r"(?m)^# (last_layers|patience|clients) ", r"\1 ", text))
     named = ["--column", "client=Abteilung department"]
     assert fedkseed("init", tmp_path / "named.toml", *asked, *named).exit_code == 0
     tokenizer = load_tokenizer(str(model_folder))
@@ -173,6 +173,7 @@ def test_clients_by_column_are_proposed_in_comments_and_written_if_named(tmp_pat
         recipe = own_recipe(tmp_path / f"{name}.toml")
         assert share_out(recipe, tokenizer).names == ["d0", "d1", "d2"], name
     assert own_recipe(tmp_path / "more.toml").evaluation.best == "loss"
+    assert own_recipe(tmp_path / "more.toml").model.last_layers == 6
     assert len(share_out(own_recipe(tmp_path / "more.toml"), tokenizer).sets) == 2
 
 

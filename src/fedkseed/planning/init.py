@@ -44,6 +44,9 @@ MEASURE_MORE = (
     "give `fedkseed tune RECIPE --minutes 20 --output NEW` more time; where that finds none, look at the rows "
     "(`fedkseed preview RECIPE`), or take another model"
 )
+LAST_LAYERS = (  # the line that changes it: benchmarks/results/init.md says why a search can't choose
+    "# last_layers = 6 # tune these alone: for one task that all clients share, with two to three times the rounds"
+)
 WAITING = """
 [network] # the server's patience; all of it may be changed between two starts of the server
 minimum = {} # uploads that make a round; as many as cohort: nobody is left out, and a member that is gone stops the run
@@ -281,6 +284,7 @@ def draft(
         "seed = 1",
         "\n[model]",
         f"name = {_toml(model)}",
+        *([LAST_LAYERS] if algorithm == "fedkseed-backprop" else []),
         "\n[data]",
         f"source = {_toml(data.source)}",
         *([f"columns = {_toml(data.columns)}"] if data.columns else []),
