@@ -484,6 +484,27 @@ def test_a_client_that_is_always_silent_is_not_asked_for_some_rounds(setting, tm
     assert notes.has("client 2 has let 3 rounds in a row pass without an answer in time; it rests for 3 rounds")
 
 
+def test_tasks_that_nobody_will_answer_any_more_are_forgotten(setting, tmp_path, clock, monkeypatch):
+    """Else a server would keep one, and ask its carrier for it, for each round that a client has let pass."""
+    monkeypatch.setattr(remote, "REST", 0)
+    monkeypatch.setattr(remote, "LATE", 1.0)
+    deliver, awaited = setting.deliver(), []
+
+    class Counting(LoopbackGrid):
+        def pull_messages(self, message_ids):
+            awaited.append(len(message_ids))
+            return super().pull_messages(message_ids)
+
+    def silent(message):
+        return [] if number_of(message) == 2 else deliver(message)
+
+    network = "minimum = 2\ndeadline = 4.0\nattempts = 1"  # a round takes a grace of half a second
+    directory = setting.begin(tmp_path / "run", network, rounds="rounds = 30")
+    result = serve(directory, Counting(lambda: NODES, silent), Notes())
+    assert [r["clients"] for r in result.reports] == [[0, 1]] * 30
+    assert max(awaited) <= 3 + (4 + 2) / 0.5, "those of six seconds"
+
+
 def test_a_client_whose_answers_cannot_be_used_is_not_asked_for_some_rounds(setting, tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "REST", 3)
     deliver, notes, asked = setting.deliver(), Notes(), Counter()

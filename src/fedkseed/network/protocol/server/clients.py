@@ -105,6 +105,7 @@ class OpenTask:
     exchange: int  # its number
     round: int
     with_recipe: bool
+    end: float  # time after which neither an answer nor the carrier's reason for none can come
 
 
 @dataclass(slots=True)
@@ -308,14 +309,14 @@ class RemoteClients:
 
     def _ask(self, exchange: Exchange, attempt: Attempt, clients: Sequence[int], waiting: set[int], now: float) -> None:
         """Send clients their tasks; one that the carrier does not take was in vain."""
-        seconds = attempt.end - now
+        seconds, end = attempt.end - now, attempt.end + 2 * LATE
         history = None if self.history is None else cache(self.history)  # the same for all that have followed as far
         tasks, beside = [], len(self.recipe) + MAX_CERTIFICATE + LINK * (exchange.round + 1)  # bytes, at most
         for client in clients:
             if (size := len(exchange.sent[client]) + beside) > (largest := self.carrier.largest):
                 raise FedKSeedError(f"{self.carrier.name} takes messages of {largest:,} bytes, not of up to {size:,}")
             with_recipe = not self._clients[client].has_recipe
-            tasks.append(OpenTask(client, self._online[client], exchange.number, exchange.round, with_recipe))
+            tasks.append(OpenTask(client, self._online[client], exchange.number, exchange.round, with_recipe, end))
         parcels = (
             Parcel(
                 task.node, self._task(exchange, task.client, seconds, history).encode(), exchange.round,
@@ -326,7 +327,7 @@ class RemoteClients:
         keys = self._tried("send tasks", lambda: self.carrier.send(parcels), None)
         if keys is not None:
             pairs = [*zip(keys, tasks, strict=True)]
-            self._tasks |= {key: task for key, task in pairs if key}
+            self._tasks = {key: task for key, task in [*self._tasks.items(), *pairs] if key and task.end > now}
             self.progress.clients([task.client for key, task in pairs if key], "training")
             attempt.tries.update(task.client for key, task in pairs if not key)
 
