@@ -69,8 +69,24 @@ def open_files() -> None:
 class Line:
     """One connection of a client to the server."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: Path, ca: Path) -> None:
         self.reader, self.writer, self.headers = reader, writer, ""
+        self.key, self.authority = private_key(key), certificate(ca)
+
+    @classmethod
+    async def joined(cls, key: Path, ca: Path, port: int, context: ssl.SSLContext) -> "Line":
+        """A connection on which a client's session has begun."""
+        opened = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+        line = cls(*opened, key, ca)
+        _, challenge = await line.ask("GET", "/v1/challenge")
+        status, found = await line.ask(
+            "POST", "/v1/session", proof_of(line.key, line.authority, "localhost", challenge)
+        )
+        if status != 200:
+            raise ConnectionError(found)
+        token = found.decode().partition('"token":"')[2].partition('"')[0]
+        line.headers = f"authorization: Bearer {token}\r\n"
+        return line
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """The status and body of the answer to a request."""
@@ -81,6 +97,37 @@ class Line:
         data = await self.reader.readexactly(int(size.split()[0])) if size else b""
         return int(head.split()[1]), data
 
+    async def next_task(self, kept: dict[bytes, bytes]) -> tuple[bytes, Task, bytes] | None:
+        """The next task after its key, and the broadcast that it is about, whole; None: the session is over.
+
+        Args:
+            kept: broadcasts of earlier tasks by their messages' digests, of all clients of a process.
+        """
+        status, data = 204, b""
+        while status == 204:
+            status, data = await self.ask("GET", "/v1/task?wait=240")
+        if status != 200:
+            return None
+        stub = Stub.decode(data)
+        files = {name: (await self.ask("GET", f"/v1/file/{name.hex()}"))[1] for name in stub.names if any(name)}
+        task = Task.decode(stub.task(files.__getitem__))
+        if task.keep:
+            return stub.key, task, task.message
+        if stub.names[2] not in kept:  # others of this process have restored the same difference
+            bases = [None, *kept.values()]
+            kept[stub.names[2]] = next(found for base in bases if (found := restore(task.message, base)))
+        return stub.key, task, kept[stub.names[2]]
+
+    def reply(self, task: Task, whole: bytes, made: bytes) -> Reply:
+        """The reply with a signed answer to a task about a whole broadcast."""
+        of = audience(self.authority, "localhost")
+        statement = upload_statement(of, task.nonce, task.client, task.head, whole, made)
+        return Reply(Status.DONE, made, signature=sign(self.key, statement))
+
+    async def send(self, key: bytes, reply: bytes) -> int:
+        """Send the reply to the task of a key; returns the status of the server's answer."""
+        return (await self.ask("POST", f"/v1/task/{key.hex()}", reply))[0]
+
 
 @cache
 def broadcast_of(whole: bytes) -> Broadcast:
@@ -88,41 +135,18 @@ def broadcast_of(whole: bytes) -> Broadcast:
 
 
 async def client(number: int, keys: Path, port: int, context: ssl.SSLContext, kept: dict[bytes, bytes], gate) -> None:
-    """Take part until the server ends; all clients of a process share `kept` broadcasts, by their messages' digests."""
-    key = private_key(keys / f"client-{number}")
+    """Take part until the server ends."""
     async with gate:  # limits how many connect at once
-        line = Line(*await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost"))
-        _, challenge = await line.ask("GET", "/v1/challenge")
-        authority = certificate(keys / "ca.pem")
-        status, found = await line.ask("POST", "/v1/session", proof_of(key, authority, "localhost", challenge))
-        assert status == 200, found
-    token = found.decode().partition('"token":"')[2].partition('"')[0]
-    line.headers = f"authorization: Bearer {token}\r\n"
+        line = await Line.joined(keys / f"client-{number}", keys / "ca.pem", port, context)
     with suppress(ConnectionError, asyncio.IncompleteReadError):
-        while True:
-            status, data = await line.ask("GET", "/v1/task?wait=240")
-            if status == 204:
-                continue
-            if status != 200:
-                return
-            stub = Stub.decode(data)
-            files = {name: (await line.ask("GET", f"/v1/file/{name.hex()}"))[1] for name in stub.names if any(name)}
-            task = Task.decode(stub.task(files.__getitem__))
-            if task.keep:
-                made, whole = b"", task.message
-            else:
-                if stub.names[2] not in kept:  # others of this process have restored the same difference
-                    bases = [None, *kept.values()]
-                    kept[stub.names[2]] = next(found for base in bases if (found := restore(task.message, base)))
-                whole = kept[stub.names[2]]
+        while found := await line.next_task(kept):
+            key, task, whole = found
+            made = b""
+            if not task.keep:
                 asked = broadcast_of(whole)
                 upload = Upload(asked.run, asked.round, number, 1, 1.0, NUMBERS[number % len(NUMBERS)], asked.wire)
                 made = encode(upload)
-            signature = sign(
-                key, upload_statement(audience(authority, "localhost"), task.nonce, number, task.head, whole, made)
-            )
-            reply = Reply(Status.DONE, made, signature=signature).encode()
-            await line.ask("POST", f"/v1/task/{stub.key.hex()}", reply)
+            await line.send(key, line.reply(task, whole, made).encode())
 
 
 def generate(numbers: range, keys: Path, port: int) -> None:

@@ -231,11 +231,11 @@ async def measure(
     return row, waiting
 
 
-def write_data(folder: Path) -> Path:
+def write_data(folder: Path, clients: int = CLIENTS) -> Path:
     """Write a data file for each client."""
     folder.mkdir()
     examples = [e for e in read("dolly-sample") if len(e.instruction + e.context + e.response) < SHORT]
-    for number in range(CLIENTS):
+    for number in range(clients):
         own = examples[number * EXAMPLES : (number + 1) * EXAMPLES]
         rows = [{key: getattr(e, key) for key in ("instruction", "context", "response", "category")} for e in own]
         (folder / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
