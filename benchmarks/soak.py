@@ -57,7 +57,7 @@ TRAINING = {"algorithm": "fedkseed", "rounds": 60_000, "steps": STEPS, "batch_si
 RECIPE = {
     "seed": 1, "data": {"source": "dolly-sample", "held_out": "open_qa", "max_tokens": 256},
     "clients": {"split": "files", "cohort": CLIENTS, "min_examples": 1}, "training": TRAINING | {"wire": "compact"},
-    "directions": {"family": "hadamard", "size": 1024}, "evaluation": {"every": 25, "examples": 8, "generated": 0},
+    "directions": {"family": "hadamard", "size": 1024}, "evaluation": {"every": 25, "examples": 16, "generated": 0},
     "network": {"minimum": CLIENTS // 2, "deadline": 60.0, "attempts": 1000, "patience": 60.0, "grace": PAUSE + 4},
 }  # fmt: skip
 
@@ -178,7 +178,7 @@ def slopes(samples: Sequence[Any], seconds: float) -> Iterator[Row]:
         whole = [np.array([values for _, pid, *values in samples if pid == one]) for one in pids]
         lives = [late for one in whole if len(late := one[one[:, 0] >= one[0, 0] + min(WARM, seconds / 6)]) > 2]
         row: Row = {"process": who, "lives": len(lives), "hours": sum(float(np.ptp(one[:, 0])) for one in lives) / 3600}
-        for axis, name in enumerate(("MB", "descriptors"), 1):
+        for axis, name in enumerate(("MB", "descriptors") if lives else (), 1):
             slope, error = fitted([one[:, [0, axis]] for one in lives])
             row[name], row[f"{name} an hour"] = np.concatenate(lives)[:, axis].mean(), f"{slope:+.2f} ± {error:.2f}"
             row[f"{name}: flat"] = "yes" if abs(slope) <= 2 * error else "no"
