@@ -285,3 +285,12 @@ def test_a_method_with_two_rates_is_refused(monkeypatch):
 def test_a_path_that_is_not_given_is_asked_for():
     with pytest.raises(FedKSeedError, match="give --model"):
         load("figure-7", "stories").plan()[0].recipe({})
+
+
+def test_a_path_is_asked_for_only_by_runs_that_are_done():
+    experiment = load("tail-unseen", "small")
+    dolly = experiment.recipes({}, only="DOLLY")
+    assert {recipe.data.source for recipe in dolly} == {"dolly-sample"}
+    assert len(dolly) < len(experiment.recipes(GIVEN))
+    with pytest.raises(FedKSeedError, match="give --natural-instructions"):
+        experiment.recipes({})

@@ -127,7 +127,7 @@ def reproduce(
     texts = {each.name: public if each.bases or name != "all" else None for each in chosen}
     places = {each.name: all_places(each, output, paths, texts[each.name]) for each in chosen}
     for each in [] if dry_run or redraw else chosen:
-        each.recipes(places[each.name])
+        each.recipes(places[each.name], only)
 
     from ..paper import reproduce as runs  # which loads PyTorch, after what needs none is refused
     from ..paper import tiny_model

@@ -50,7 +50,7 @@ def estimate(
     places = {name: name for name in ("dolly", "natural-instructions", "basis")} | dict(given)  # counts need no data
     rows: list[dict[str, Cell]] = []
     for planned in experiment.plan(seeds=[0]):
-        if only.lower() in experiment.label(planned.axes).lower():
+        if experiment.holds(only, planned.axes):
             recipe = planned.recipe(places)
             sizes = sizes_of(recipe.model.name)
             speeds.append(inf if seconds is not None else speed_of(sizes))

@@ -116,9 +116,14 @@ class Experiment:
                 planned += [Planned(axes, seed, self.table(axes, seed)) for seed in seeds]
         return planned
 
-    def recipes(self, places: Mapping[str, str]) -> list[Recipe]:
-        """The recipes of one seed's runs; FedKSeedError where the path of a place is not given."""
-        return [planned.recipe(places) for planned in (self.plan([0]) if "method" in self.axes else [])]
+    def recipes(self, places: Mapping[str, str], only: str = "") -> list[Recipe]:
+        """The recipes of one seed's runs, see `holds`; FedKSeedError where the path of a place is not given."""
+        planned = self.plan([0]) if "method" in self.axes else []
+        return [each.recipe(places) for each in planned if self.holds(only, each.axes)]
+
+    def holds(self, text: str, axes: Mapping[str, Any]) -> bool:
+        """Whether the label of a combination of values contains a text, in any case."""
+        return text.lower() in self.label(axes).lower()
 
     def title_of(self, axis: str, value: Any) -> str:
         """The name of a value of an axis in tables and figures."""

@@ -117,7 +117,7 @@ def reproduce(asked: Reproduction) -> Path | None:
     # refused before anything is made, and not after the tenth run
     if (OUTPUTS | MEASURED)[experiment.output].figure is not None and find_spec("matplotlib") is None:
         raise FedKSeedError(f"{experiment.name} draws a figure: pip install 'fedkseed[plots]'; no run was begun")
-    for recipe in experiment.recipes(wanted.given):
+    for recipe in experiment.recipes(wanted.given, wanted.only):
         require_packages(recipe, algorithm_of(recipe.training.algorithm))
     if experiment.scale == "tiny" and "model" not in asked.given:
         tiny_model.make(tiny_place(output))
@@ -156,7 +156,7 @@ def make_jobs(
         if trial_of is not None:
             planned = replace(planned, table=trial_of.trial(planned.table))
         label = wanted.experiment.label(planned.axes)
-        if wanted.only.lower() in label.lower():
+        if wanted.experiment.holds(wanted.only, planned.axes):
             recipe = planned.recipe(wanted.given)
             if (outcome := wanted.recorded.get(run_records.recipe_key(planned.table))) is not None:
                 require_basis_of_record(recipe, outcome)
