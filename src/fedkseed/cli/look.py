@@ -343,10 +343,8 @@ def _eval_run(directory: Path, model: str | None, after: int | None, ensemble: i
     from ..run.store import Store
 
     store = Store(directory)
-    recipe = store.load_recipe(model)
     # Evaluation does not read the objective: with the loss, no objective function of the user's has to be loaded.
-    training = recipe.training.model_copy(update={"objective": "loss"})
-    recipe = recipe.model_copy(update={"training": training})
+    recipe = store.load_recipe(model).having(training={"objective": "loss"})
     require_ready(recipe)
     from ..run.simulation import Simulation
 

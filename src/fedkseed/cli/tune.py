@@ -165,7 +165,7 @@ def init(
 
         recipe = with_network_defaults(recipe)
         try:  # as clients whose owners have no policy; the columns are those of this file alone
-            Policy().require(recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": {}})}))
+            Policy().require(recipe.having(data={"columns": {}}))
         except FedKSeedError as error:
             warnings.append(f"warning: clients whose owners allow no more than the default refuse this recipe: {error}")
     if estimate:

@@ -234,7 +234,7 @@ def within_context(recipe: Recipe, tokenizer: Any) -> Recipe:
                 + (f", of which [peft] virtual_tokens takes {virtual:,}" if virtual else "")
                 + (f"; set max_tokens = {context} or fewer, or leave it out" if context > 1 else "; take fewer")
             )
-    return recipe.model_copy(update={"data": data})
+    return recipe.having(data=data)
 
 
 def _place(row: OwnedRow) -> str:

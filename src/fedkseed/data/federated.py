@@ -182,7 +182,7 @@ def own_held_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None)
     """
     if not is_here(recipe.data.source):
         return HeldOut([]), {}
-    recipe = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"clients": None})})
+    recipe = recipe.having(evaluation={"clients": None})
     files = read_files(recipe.data.source, recipe)
     require_columns(files)
     rows = rows_of(files)

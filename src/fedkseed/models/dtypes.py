@@ -43,7 +43,7 @@ def with_dtype(recipe: Recipe, note: Callable[[str], object]) -> Recipe:
     ratio = slowness("bfloat16", recipe.model.device)
     dtype = "bfloat16" if ratio <= 1 else "float32"
     note(f"[model] dtype = 'auto' is {dtype} here: bfloat16 takes {ratio:.2g} times as long as float32")
-    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": dtype})})
+    return recipe.having(model={"dtype": dtype})
 
 
 def note_if_slow(dtype: str, device: str, note: Callable[[str], object]) -> None:

@@ -106,8 +106,7 @@ def client_checks(
     def recipes() -> tuple[Recipe, Recipe, int]:  # the server's, the client's, a number of clients
         recipe = recipe_of()
         basis = owner().basis if recipe.directions.informed else None
-        directions = recipe.directions.model_copy(update={"basis": basis})
-        recipe = with_dtype(with_network_defaults(recipe.model_copy(update={"directions": directions})), id)
+        recipe = with_dtype(with_network_defaults(recipe.having(directions={"basis": basis})), id)
         count = recipe.clients.count or recipe.clients.cohort
         followed = accepted_recipe(recipe_for_clients(recipe, count), owner())
         RecipeJournal(directory).require_room(RowView.of(followed), owner().policy.data.max_views)
@@ -128,7 +127,7 @@ def client_checks(
         from ..run.setup import build
 
         (sent, recipe, count), (tokenizer, examples), limits = recipes(), rows(), owner().policy
-        plain = recipe.model_copy(update={"secure": None, "privacy": recipe.protecting("example")})  # without masks
+        plain = recipe.having(secure=None, privacy=recipe.protecting("example"))  # without masks
         plain, basis = with_basis(with_noise(plain, count))
         setup = build(plain, tokenizer, basis, serves=True)
         limits.require_weights(recipe, setup.weights.layout.size)
@@ -251,6 +250,6 @@ def has_memory(recipe: Recipe, clients: list[list[Any]], held_out: list[Any]) ->
     from ..data.federated import ClientShares
     from ..run.needed_memory import require_room
 
-    recipe = recipe.model_copy(update={"clients": recipe.clients.model_copy(update={"at_once": 1})})
+    recipe = recipe.having(clients={"at_once": 1})
     needed = require_room(recipe, ClientShares(clients, held_out, 0), int(not clients))
     return "not predicted: the sizes of the model can't be read" if needed is None else f"at most {needed}"

@@ -210,8 +210,7 @@ def _finish(job: Job, bars: Bars) -> None:
         resume(job.directory, ExperimentProgress(bars))
     else:
         # a run does all its rounds: a table compares equal numbers of them, diverged runs included
-        evaluation = job.recipe.evaluation.model_copy(update={"stop_when_diverged": False})
-        recipe = job.recipe.model_copy(update={"evaluation": evaluation})
+        recipe = job.recipe.having(evaluation={"stop_when_diverged": False})
         others = sorted(job.directory.parent.glob(f"*-seed-{job.planned.seed}-*"))
         start(recipe, job.directory, ExperimentProgress(bars), earlier=others)
     store, commit = Store(job.directory), run_records.commit()

@@ -79,13 +79,12 @@ def compare(recipe: Recipe, names: Sequence[str]) -> Iterator[tuple[str, Algorit
 
 def with_algorithm(recipe: Recipe, algorithm: str) -> Recipe:
     """A recipe with another algorithm, without settings of its own algorithm that protect nobody."""
-    training = recipe.training.model_copy(update={"algorithm": algorithm, "rounds": ROUNDS_AWAY + 2})
-    recipe = recipe.model_copy(update={"training": training, "save": False, "asynchronous": None})
+    training = {"algorithm": algorithm, "rounds": ROUNDS_AWAY + 2}
+    recipe = recipe.having(training=training, save=False, asynchronous=None)
     for setting in SPARED - {*algorithm_of(algorithm).strategy.reads}:
         name, _, key = setting.partition(" ")
-        table = getattr(recipe, name.strip("[]"))
-        default = {field: info.default for field, info in type(table).model_fields.items() if key in ("", field)}
-        recipe = recipe.model_copy(update={name.strip("[]"): table.model_copy(update=default)})
+        fields = type(getattr(recipe, table := name.strip("[]"))).model_fields
+        recipe = recipe.having(**{table: {k: info.default for k, info in fields.items() if key in ("", k)}})
     return recipe
 
 
@@ -139,9 +138,7 @@ def _take_part(recipe: Recipe, shares: ClientShares, folder: Path, bytes_up: int
 
 def _costs_without_memory(recipe: Recipe, shares: ClientShares, folder: Path) -> AlgorithmCosts:
     """Costs of client 0 without its memory."""
-    few = recipe.training.model_copy(update={"steps": STEPS_TIMED, "epochs": None})
-    as_many = recipe.derivatives.model_copy(update={"steps": None})
-    short = recipe.model_copy(update={"training": few, "derivatives": as_many})
+    short = recipe.having(training={"steps": STEPS_TIMED, "epochs": None}, derivatives={"steps": None})
     simulation = Simulation(short, shares=shares, serves=False)
     strategy, watch = simulation.strategy, Stopwatch()
     client = simulation.client(0, watch)

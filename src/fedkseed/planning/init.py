@@ -144,7 +144,7 @@ def first_recipe(
         require_legal(recipe, Where.NETWORK)
         if not data.files:
             alike = {"split": "even", "count": clients, "cohort": recipe.clients.cohort, "min_examples": 1}
-            recipe = recipe.model_copy(update={"clients": ClientsTable.model_validate(alike)})
+            recipe = recipe.having(clients=ClientsTable.model_validate(alike))
     return FirstRecipe(data, text, recipe, tokenizer, share_out(recipe, tokenizer))  # refuses what a run would refuse
 
 

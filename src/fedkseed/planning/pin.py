@@ -27,11 +27,8 @@ def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, obj
     progress = progress or Silent()
     recipe = with_dtype(as_written := load_recipe(path), progress.note)
     algorithm, model, directions = checked_algorithm(recipe), recipe.model, recipe.directions
-    unpinned = {
-        "model": model.model_copy(update={"digest": None}),
-        "directions": directions.model_copy(update={"basis_digest": None}) if directions.basis else directions,
-    }
-    anew, basis = with_basis(recipe.model_copy(update=unpinned))
+    unpinned = {"basis_digest": None} if directions.basis else {}
+    anew, basis = with_basis(recipe.having(model={"digest": None}, directions=unpinned))
     require_ready(anew, Where.RUN, has_data=False)
     from ..run.setup import build, tokenizer_of
 

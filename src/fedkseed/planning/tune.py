@@ -158,12 +158,12 @@ class Tuning:
         settings = {"eps": self.eps, "lr": self.lr, "clip": self.clip}
         update = {name: setting for name, setting in settings.items() if setting is not None}
         table = "derivatives" if derives(self.recipe) else "training"
-        tables = {table: getattr(self.recipe, table).model_copy(update=update)}
+        tables = {table: update}
         if self.size is not None:
-            tables["directions"] = self.recipe.directions.model_copy(update={"size": self.size})
+            tables["directions"] = {"size": self.size}
         if self.table is not None and self.norm is not None:
-            tables[self.table] = getattr(self.recipe, self.table).model_copy(update={"norm": self.norm})
-        return self.recipe.model_copy(update=tables)
+            tables[self.table] = {"norm": self.norm}
+        return self.recipe.having(**tables)
 
     @property
     def recipe_lr(self) -> float:
@@ -189,9 +189,8 @@ def tune(
     """
     begin = clock()
     # Worker processes would not see the trials' strategies.
-    one_by_one = recipe.clients.model_copy(update={"at_once": 1})
     # Masks leave the mean change as it is, and of noise nothing is known that would be worth its trials.
-    clear = recipe.model_copy(update={"clients": one_by_one, "secure": None, "privacy": None})
+    clear = recipe.having(clients={"at_once": 1}, secure=None, privacy=None)
     with closing(Simulation(clear, progress)) as simulation:
         return search(recipe, simulation, begin + 60 * minutes, steps, clock=clock)
 

@@ -22,4 +22,4 @@ def with_basis(recipe: Recipe) -> tuple[Recipe, Basis | None]:
             f"[directions] basis_digest is {directions.basis_digest}, the basis {directions.basis} has {digest}: get "
             "the run's file"
         )
-    return recipe.model_copy(update={"directions": directions.model_copy(update={"basis_digest": digest})}), basis
+    return recipe.having(directions={"basis_digest": digest}), basis

@@ -534,19 +534,22 @@ class Recipe(Table):
         digest = bytes.fromhex(directions.basis_digest or "")
         return Pool(pool_key(self.seed), directions.size, directions.family, digest)
 
+    def having(self, **changes: Any) -> "Recipe":
+        """The same recipe with other keys, unchecked: those of a table as a dictionary, or a table as a whole."""
+        tables = {k: getattr(self, k).model_copy(update=v) if isinstance(v, dict) else v for k, v in changes.items()}
+        return self.model_copy(update=tables)
+
     def absolute(self) -> "Recipe":
         """The same recipe with local paths made absolute, so that any working directory will do."""
         basis, sets, metrics = self.directions.basis, self.evaluation.sets, self.evaluation.metrics
         sets = sets and [rows.model_copy(update={"path": rows.path and absolute_path(rows.path)}) for rows in sets]
-        changed: dict[str, dict[str, Any]] = {
-            "model": {"name": absolute_path(self.model.name)},
-            "data": {"source": absolute_path(self.data.source)},
-            "directions": {"basis": basis and absolute_path(basis)},
-            "training": {name: own_code.absolute(getattr(self.training, name)) for name in ("algorithm", "objective")},
-            "evaluation": {"metrics": metrics and [*map(own_code.absolute, metrics)], "sets": sets},
-        }
-        tables = {name: getattr(self, name).model_copy(update=values) for name, values in changed.items()}
-        return self.model_copy(update=tables)
+        return self.having(
+            model={"name": absolute_path(self.model.name)},
+            data={"source": absolute_path(self.data.source)},
+            directions={"basis": basis and absolute_path(basis)},
+            training={name: own_code.absolute(getattr(self.training, name)) for name in ("algorithm", "objective")},
+            evaluation={"metrics": metrics and [*map(own_code.absolute, metrics)], "sets": sets},
+        )
 
     def to_toml(self, defaults: bool = True) -> str:
         """The recipe as a file's text, with or without the keys that have their default."""

@@ -150,8 +150,8 @@ def _opened(store: Store, federation: Federation, broadcasts: Broadcasts[Any]) -
         store.remember("clients", federation.holdings)
     store.remember(NOTES, [*federation.notes])
     store.copy_metrics()
-    clients = federation.recipe.clients.model_copy(update={"count": federation.clients or None})
-    for _, remark in broken_rules(federation.recipe.model_copy(update={"clients": clients}), Where.REMARK):
+    counted = federation.recipe.having(clients={"count": federation.clients or None})
+    for _, remark in broken_rules(counted, Where.REMARK):
         federation.progress.note(remark)
     store.remember(REACH, federation.reach)
     if federation.base is not None and 0 not in store.evaluations():

@@ -44,7 +44,7 @@ def with_noise(recipe: Recipe, clients: int) -> Recipe:
     follows: dict[str, Any] = {"times": times}
     if privacy.unit == "client" and privacy.noise is None and privacy.epsilon is not None:
         follows["noise"] = noise_for(privacy.epsilon, privacy.delta, times)
-    return recipe.model_copy(update={"privacy": privacy.model_copy(update=follows)})
+    return recipe.having(privacy=follows)
 
 
 def participations(recipe: Recipe, privacy: PrivacyTable, clients: int, rounds: int) -> int:

@@ -66,12 +66,11 @@ class Simulation:
         tokenizer = tokenizer_of(recipe, self.progress) if tokenizer is None else tokenizer
         self.shares = shares or share_out(recipe, tokenizer, self.progress.note)
         # A run's recipe names the wording that its examples have.
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=self.shares.settled)})
+        recipe = recipe.having(data=self.shares.settled)
         count = len(self.shares.clients)
         self.recipe = recipe = with_noise(recipe, count)
         self.secret = secret or new_secret(recipe)
-        counted = recipe.clients.model_copy(update={"count": count})
-        require_legal(recipe.model_copy(update={"clients": counted}), Where.ALWAYS)
+        require_legal(recipe.having(clients={"count": count}), Where.ALWAYS)
         self.needed = require_room(recipe, self.shares, recipe.clients.cohort_of(count)) if serves else None
         self.metrics = metrics_of(recipe.evaluation, self.shares.options)
         self.members = members_of(recipe, count, self.secret)

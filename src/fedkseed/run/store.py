@@ -133,9 +133,7 @@ class Store:
                 f"{self.recipe} has changed since the run began; bring the old one back, or start a new run"
             )
         recipe = load_recipe(self.recipe)
-        if model is None:
-            return recipe
-        return recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": model})}).absolute()
+        return recipe if model is None else recipe.having(model={"name": model}).absolute()
 
     @property
     def tuned(self) -> int | None:

@@ -216,7 +216,7 @@ def _of_rounds(store: Store, model: str | None, ensemble: int = 1) -> TunedModel
     algorithm = checked_algorithm(recipe)
     if not algorithm.pooled:
         raise FedKSeedError(f"{lacking}: {recipe.training.algorithm} writes it at the end, or save = false; {go_on}")
-    clear = recipe.model_copy(update={"secure": None, "privacy": None})  # a state is the same where uploads are masked
+    clear = recipe.having(secure=None, privacy=None)  # a state is the same where uploads are masked
     strategy, (_, basis) = algorithm.make(clear, begun_with(store, recipe)), with_basis(recipe)
     done = rounds if best is None else best
     state = mean_state(store, recipe, strategy.server.state, done, ensemble)

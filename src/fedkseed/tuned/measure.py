@@ -49,7 +49,7 @@ def measure(
     rows = {"source": data} | (asdict(tuned.wording) if tuned.worded else {})
     if limit := max_tokens or recipe.evaluation.max_tokens:  # else the run's, or the default
         rows["max_tokens"] = limit
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=rows), "evaluation": settings})
+    recipe = recipe.having(data=rows, evaluation=settings)
     held_out = whole_set(recipe, tokenizer, progress.note)
     asked = metrics_of(settings, held_out.options)
     answers = settings.generated if asked.written else 0

@@ -64,8 +64,7 @@ def _shared(recipe: Recipe, count: int) -> bytes:
     require_legal(recipe, Where.NETWORK, Where.PEERS)
     if recipe.clients.count not in (None, count):
         raise FedKSeedError(f"[clients] count = {recipe.clients.count}, the peers' file has {count}: leave count out")
-    any_model = recipe.model.model_copy(update={"name": ANY, "device": "auto"})
-    return recipe_for_clients(recipe.model_copy(update={"model": any_model}), count)
+    return recipe_for_clients(recipe.having(model={"name": ANY, "device": "auto"}), count)
 
 
 def run(

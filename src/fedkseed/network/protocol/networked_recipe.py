@@ -37,11 +37,10 @@ def with_network_defaults(recipe: Recipe) -> Recipe:
         wished["trust"] = clear | {"most_examples": 1}
         if training.wire != "sign":
             wished["training"]["clip"] = CLIP
-    tables = {}
     for name, values in wished.items():
-        given = getattr(recipe, name)
-        tables[name] = given.model_copy(update={k: v for k, v in values.items() if k not in given.model_fields_set})
-    return recipe.model_copy(update=tables)
+        given = getattr(recipe, name).model_fields_set
+        wished[name] = {key: value for key, value in values.items() if key not in given}
+    return recipe.having(**wished)
 
 
 def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
@@ -51,18 +50,17 @@ def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
     held-out sets they get those that are a category, which they leave out of their files.
     """
     name, source = recipe.model.name, recipe.data.source
-    model = recipe.model.model_copy(update={"name": Path(name).name if Path(name).exists() else name})
     kept = source if source in SAMPLES else "the client's own file"
-    data = recipe.data.model_copy(update={"source": kept, "columns": {}, "layout": None, "leave_out_faulty": None})
-    clients = recipe.clients.model_copy(update={"count": count})
-    directions = recipe.directions.model_copy(update={"basis": None})
     categories = [one for one in recipe.evaluation.further if one.held_out is not None]
     choosing = dict.fromkeys(("metrics", "validation", "best", "patience"))
     rest = {"sets": categories or None, "stop_when_diverged": True}  # its default, whatever the server does
-    evaluation = recipe.evaluation.model_copy(update={**choosing, **rest})
-    parts = {"model": model, "data": data, "clients": clients, "directions": directions, "evaluation": evaluation}
-    network = NetworkTable(shards=recipe.network.shards)  # by which a shard knows its clients
-    return recipe.model_copy(update=parts | {"network": network, "report": ReportTable()}).to_toml().encode()
+    shared = recipe.having(
+        model={"name": Path(name).name if Path(name).exists() else name},
+        data={"source": kept, "columns": {}, "layout": None, "leave_out_faulty": None},
+        clients={"count": count}, directions={"basis": None}, evaluation=choosing | rest, report=ReportTable(),
+        network=NetworkTable(shards=recipe.network.shards),  # by which a shard knows its clients
+    )  # fmt: skip
+    return shared.to_toml().encode()
 
 
 def largest_request(recipe: Recipe) -> int:

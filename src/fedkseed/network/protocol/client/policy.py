@@ -171,13 +171,10 @@ class Policy(Table):
 
         It is not strict: a refusal of repeated rows would tell that there are some.
         """
-        data = recipe.data.model_copy(update=self.data.way_of_reading())
         least = max(self.data.min_examples, self.training.min_batch_size)  # a batch holds no more than all examples
-        clients = recipe.clients.model_copy(update={"min_examples": least})
         own = {"examples": self.evaluation.examples, "metrics": list(self.evaluation.metrics), "generated": 0}
-        size = min(recipe.evaluation.batch_size, self.training.max_batch_size)
-        evaluation = recipe.evaluation.model_copy(update=own | {"batch_size": size})
-        return recipe.model_copy(update={"data": data, "clients": clients, "evaluation": evaluation})
+        own |= {"batch_size": min(recipe.evaluation.batch_size, self.training.max_batch_size)}
+        return recipe.having(data=self.data.way_of_reading(), clients={"min_examples": least}, evaluation=own)
 
 
 def load_policy(path: Path) -> Policy:

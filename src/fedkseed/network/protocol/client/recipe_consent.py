@@ -240,9 +240,7 @@ def accepted_recipe(recipe: bytes, owner: Owner) -> Recipe:
             )
     followed, basis = owner.policy.followed(wished), owner.basis if directions.informed else None
     model = {"name": owner.model or wished.model.name, "device": owner.device}
-    data = followed.data.model_copy(update={"source": owner.data})
-    parts = {"model": wished.model.model_copy(update=model), "data": data}
-    return followed.model_copy(update=parts | {"directions": directions.model_copy(update={"basis": basis})})
+    return followed.having(model=model, data={"source": owner.data}, directions={"basis": basis})
 
 
 def _require_carried(name: str) -> None:

@@ -50,14 +50,14 @@ def begin(
     wanted = with_network_defaults(own_recipe(file, changes)).absolute()
     begun = Store(directory).load_recipe() if (directory / "recipe.toml").exists() else None
     if begun is not None and wanted.model.dtype == "auto":  # the run that goes on has measured
-        wanted = wanted.model_copy(update={"model": wanted.model.model_copy(update={"dtype": begun.model.dtype})})
+        wanted = wanted.having(model={"dtype": begun.model.dtype})
     wanted = with_dtype(wanted, note)
     require_legal(wanted, Where.NETWORK, *places)  # now, and not when the clients are there
     if why_model(wanted, algorithm_of(wanted.training.algorithm)) is not None:
         require_device(wanted.model.device)
     Trackers(wanted.report.to, Silent().note)  # refuses one whose package is missing
     if begun is not None:
-        if begun.model_copy(update={"network": wanted.network, "report": wanted.report}) != wanted:
+        if begun.having(network=wanted.network, report=wanted.report) != wanted:
             raise FedKSeedError(
                 f"{directory} holds a run of another recipe than {file}: undo the change, or choose another "
                 "directory for the run; only [network] and [report] may change"
