@@ -2,17 +2,16 @@
 
 import ctypes
 import gc
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
+import psutil
 import torch
 
-STATUS = Path("/proc/self/status")  # Linux
+from ..run.loop import peak_memory
 
 
 class Meter:
@@ -43,10 +42,10 @@ class Meter:
                 yield
         else:
             yield
-            self.peak = _status("VmHWM")
+            self.peak = peak_memory()
 
     def _in_use(self) -> int:
-        return torch.cuda.memory_allocated() if self.on_gpu else _status("VmRSS")
+        return torch.cuda.memory_allocated() if self.on_gpu else psutil.Process().memory_info().rss
 
     @contextmanager
     def _sampled(self) -> Iterator[None]:
@@ -65,12 +64,3 @@ class Meter:
         finally:
             done.set()
             thread.join()
-
-
-def _status(field: str) -> int:
-    """Bytes of a field of the system's account of this process; without Linux, of resident memory alone."""
-    if not STATUS.exists():
-        asked = ["ps", "-o", "rss=", "-p", str(os.getpid())]
-        return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout) * 1024  # noqa: S603 — fixed words
-    lines = STATUS.read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -257,11 +257,6 @@ def _part(tensor: Tensor, start: int, like: Tensor) -> Tensor:
 
 
 def _room(device: torch.device) -> int:
-    """Bytes that may be kept beside what is needed: half of what is free; 0 where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] // 2
-    try:
-        free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return 0
-    return int(free.split()[1]) * 1024 // 2
+    """Bytes that may be kept beside what is needed: half of what is free."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return free // 2
