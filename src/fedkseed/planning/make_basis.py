@@ -161,12 +161,7 @@ def gradients(
     model: nn.Module, layout: Layout, examples: Sequence[Encoded], pad: int, on_example: Callable[[], None]
 ) -> Iterator[tuple[str, Tensor]]:
     """The gradient of the mean of the examples' losses, tensor by tensor, as float32 matrices."""
-    places = [entry.places[0] for entry in layout.tuned]
-    parameters = [parameter for module, name in places if (parameter := module._parameters[name]) is not None]
-    trainable = [parameter.requires_grad for parameter in parameters]
-    try:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
+    with layout.trainable() as parameters:
         for example in examples:
             with torch.enable_grad():
                 loss = graph_loss(model, collate([example], pad))
@@ -178,10 +173,6 @@ def gradients(
                 matrix = Matrix.of(entry.tensor.shape)
                 yield entry.name, parameter.grad.float().view(matrix.rows, matrix.columns)
                 parameter.grad = None
-    finally:
-        for parameter, was_trainable in zip(parameters, trainable, strict=True):
-            parameter.requires_grad_(was_trainable)
-            parameter.grad = None
 
 
 def leading(g: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:

@@ -138,17 +138,12 @@ class FullWeights(Weights):
         self.settle()
         if all(tensor.dtype == torch.float32 for tensor in self._model):
             self._exact = None
-        places = [entry.places[0] for entry in self.layout.tuned]
-        parameters = [parameter for module, name in places if (parameter := module._parameters[name]) is not None]
-        exact = parameters if self._exact is None else self._exact
-        try:
-            for parameter in parameters:
-                parameter.requires_grad_(True)
-            yield list(zip(parameters, exact, strict=True))
-        finally:
-            for parameter, copy in zip(parameters, exact, strict=True):
-                parameter.requires_grad_(False)
-                parameter.grad = copy.grad = None
+        with self.layout.trainable() as parameters:
+            try:
+                yield list(zip(parameters, self._exact or parameters, strict=True))
+            finally:
+                for copy in self._exact or []:
+                    copy.grad = None
 
     def _make_exact(self) -> None:
         if self._exact is None:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -79,6 +80,18 @@ class Layout:
     def shapes(self) -> dict[str, torch.Size]:
         """The shape of every tensor by name, tuned or not, in order."""
         return {entry.name: entry.tensor.shape for entry in self.entries}
+
+    @contextmanager
+    def trainable(self) -> Iterator[list[nn.Parameter]]:
+        """The tuned parameters, which have gradients for as long."""
+        places = [entry.places[0] for entry in self.tuned]
+        parameters = [parameter for module, name in places if (parameter := module._parameters[name]) is not None]
+        before = [parameter.requires_grad for parameter in parameters]
+        try:
+            yield [parameter.requires_grad_(True) for parameter in parameters]
+        finally:
+            for parameter, was_trainable in zip(parameters, before, strict=True):
+                parameter.requires_grad_(was_trainable).grad = None
 
     def digest(self) -> bytes:
         """The digest of the tensors as they are now."""
