@@ -186,6 +186,15 @@ def exclusive(path: Path, taken: str) -> Iterator[None]:
         yield
 
 
+def stamp(path: Path) -> tuple[int, int, int]:
+    """A file's time, size and inode, others after each change; zeros where there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0, 0
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 def locked(path: Path) -> bool:
     """Whether a process holds the lock on a file. The check writes nothing, and several checks can run at once."""
     try:

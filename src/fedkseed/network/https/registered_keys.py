@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 from ...errors import FedKSeedError
-from ...files import read_table, write_table
+from ...files import read_table, stamp, write_table
 from ...run.progress import Progress
 from ...run.store import Store
 from ..protocol import certs
@@ -27,8 +27,6 @@ NUMBERING = "shard.json"  # in the directory of a shard: the number of its first
 FOLDER = "https"  # of this transport, in the directory of a run or a shard
 CHECKED_EVERY = 2.0  # seconds
 KEY_FILES = "client-*.pub"
-
-Stamp: TypeAlias = tuple[int, int]  # a file's time in nanoseconds, and its size
 
 
 class RekeyedError(RoundStoppedError):
@@ -46,8 +44,8 @@ class RegisteredKeys:
     transport: str = FOLDER  # its folder in the directory
     lines: list[str] = field(default_factory=list)  # the public line of each client, by number; empty: it has no key
     registrations: int = 0  # how often keys were registered
-    _registered: dict[Path, Stamp] = field(default_factory=dict)
-    _last_seen: dict[Path, Stamp] = field(default_factory=dict)  # registered or not
+    _registered: dict[Path, Any] = field(default_factory=dict)  # with their stamps
+    _last_seen: dict[Path, Any] = field(default_factory=dict)  # registered or not
     _paths: Mapping[int, Path] = field(default_factory=dict)
     _checked: float = 0.0
 
@@ -78,10 +76,8 @@ class RegisteredKeys:
 
     def has(self, client: int) -> bool:
         """Whether a client's file is the registered one: a removed key has no more requests from that moment on."""
-        try:
-            return self._registered[self._paths[client]] == _stamp(self._paths[client])
-        except (KeyError, OSError):
-            return False
+        path = self._paths.get(client)
+        return path is not None and self._registered.get(path) == stamp(path)
 
     def wait_for(self, count: int) -> None:
         """Wait for a number of keys: those of browsers are made on the page, once it is served."""
@@ -174,10 +170,5 @@ def keys_of_shard(directory: Path, folder: Path, first: int, progress: Progress)
     return RegisteredKeys(directory, folder, files, progress)
 
 
-def _stamps(folder: Path) -> dict[Path, Stamp]:
-    return {path: _stamp(path) for path in folder.glob(KEY_FILES)}
-
-
-def _stamp(path: Path) -> Stamp:
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size
+def _stamps(folder: Path) -> dict[Path, Any]:
+    return {path: stamp(path) for path in folder.glob(KEY_FILES)}

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from pydantic import AwareDatetime, Field, field_validator
 
 from ...errors import FedKSeedError
+from ...files import stamp
 from ...recipe.reading import from_file, typed
 from ...recipe.schema import Positive, Table
 from ..protocol.signatures import fingerprint, public_key
@@ -100,12 +101,12 @@ class PeerAddresses:
 
     def __init__(self, path: Path, roster: Roster, note: Callable[[str], object]) -> None:
         self.path, self.roster, self.note = path, roster, note
-        self._seen = self._stamp()
+        self._seen = stamp(path)
 
     def current(self) -> dict[int, str]:
         """Number of a peer -> its address, for those that can be dialled."""
-        if (stamp := self._stamp()) != self._seen:
-            self._seen = stamp
+        if (now := stamp(self.path)) != self._seen:
+            self._seen = now
             try:
                 roster = load_roster(self.path)
                 if roster.facts() != self.roster.facts():
@@ -114,10 +115,3 @@ class PeerAddresses:
             except FedKSeedError as error:  # half written, too: it is read again when it is whole
                 self.note(f"the peers' addresses stay as they were: {error}")
         return {number: peer.address for number, peer in enumerate(self.roster.peers) if peer.address}
-
-    def _stamp(self) -> tuple[int, int, int]:
-        try:
-            stat = self.path.stat()
-        except OSError:
-            return (0, 0, 0)
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino

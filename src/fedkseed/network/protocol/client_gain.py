@@ -18,7 +18,7 @@ from typing import Any
 
 from ...errors import FedKSeedError
 from ...evaluation.statistics import Estimate, Gain, title_of
-from ...files import read_table, write_table
+from ...files import read_table, stamp, write_table
 
 GAIN_FILE = "gain.json"  # in the directory of a client
 LEAST_ROWS = 10  # rows: a sum over fewer says too much of each
@@ -65,7 +65,7 @@ class GainFile:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / GAIN_FILE
-        self._seen = self._changed()
+        self._seen = stamp(self.path)
 
     def write(self, gain: Gain, rounds: int, sent: bool) -> None:
         """Replace the latest gain.
@@ -91,12 +91,9 @@ class GainFile:
 
     def news(self) -> str | None:
         """The latest gain in words, if it was written since this was last asked."""
-        seen, self._seen = self._seen, self._changed()
+        seen, self._seen = self._seen, stamp(self.path)
         table = self._table() if self._seen != seen else {}
         return gain_in_words(Gain.of(table["gain"]), table["sent"]) if "gain" in table else None
-
-    def _changed(self) -> int:
-        return self.path.stat().st_mtime_ns if self.path.exists() else 0
 
     def _table(self) -> dict[str, Any]:
         return read_table(self.path) if self.path.exists() else {}
