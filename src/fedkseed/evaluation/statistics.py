@@ -198,10 +198,9 @@ def gain(owner: str, before: Evaluation, after: Evaluation) -> Gain:
 
     pairs = {name: (of_owner(values), of_owner(after.measures[name])) for name, values in before.measures.items()}
     pairs = {name: pair for name, pair in pairs.items() if pair[0]}
-    means_before = {name: fmean(then) for name, (then, _) in pairs.items()}
-    means_after = {name: fmean(now) for name, (_, now) in pairs.items()}
+    base, tuned = ({name: fmean(pair[k]) for name, pair in pairs.items()} for k in range(2))
     change = {name: paired_change(then, now) for name, (then, now) in pairs.items()}
-    return Gain(owner, after.owners.count(owner), means_before, means_after, change)
+    return Gain(owner, after.owners.count(owner), base, tuned, change)
 
 
 def gains_table(gains: Sequence[Gain]) -> list[dict[str, Any]]:

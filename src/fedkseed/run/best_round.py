@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import FedKSeedError
 from ..evaluation.statistics import Evaluation, paired_change, title_of
+from ..local.zeroth_order import mean_loss
 from ..recipe import schema
 from ..recipe.schema import VALIDATION
 
@@ -98,26 +99,22 @@ def diverged(evaluations: Mapping[int, Mapping[str, Any]], by_loss: bool = True)
     """
     losses = {done: Evaluation.of(scores).losses for done, scores in sorted(evaluations.items())}
     base = losses.pop(0, [])
-    if not base or not losses or not math.isfinite(mean(base)):
+    if not base or not losses or not math.isfinite(mean_loss(base)):
         return None
     last = max(losses)
-    if not math.isfinite(mean(losses[last])):
-        return f"after {last} rounds the held-out loss is {mean(losses[last])}"
+    if not math.isfinite(latest := mean_loss(losses[last])):
+        return f"after {last} rounds the held-out loss is {latest}"
     changes = [paired_change(base, now) for now in list(losses.values())[-EVALUATIONS:]]
     rises = [change.mean > max(LEAST, ERRORS * change.error) for change in changes]
     if not by_loss or len(rises) < EVALUATIONS or not all(rises):
         return None
     return (
-        f"after {last} rounds the held-out loss is {mean(losses[last]):.4f}, {changes[-1]} above the base model's, and "
+        f"after {last} rounds the held-out loss is {latest:.4f}, {changes[-1]} above the base model's, and "
         "so it was in the evaluation before"
     )
 
 
 def lowest_round(evaluations: Mapping[int, Mapping[str, Any]]) -> int:
     """The number of rounds after which the held-out loss was lowest, the first of equals; 0 is the base model."""
-    losses = {done: mean(Evaluation.of(scores).losses) for done, scores in evaluations.items()}
+    losses = {done: mean_loss(Evaluation.of(scores).losses) for done, scores in evaluations.items()}
     return min(losses, key=lambda done: (losses[done] if math.isfinite(losses[done]) else math.inf, done))
-
-
-def mean(losses: Sequence[float]) -> float:
-    return sum(losses) / len(losses) if losses else math.nan

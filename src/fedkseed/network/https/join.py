@@ -349,7 +349,7 @@ class HttpsClient:
         return reason.text
 
     def _attend(self, say: Say) -> None:
-        """HttpAnswer tasks until the tuned model was kept, or the session ends."""
+        """Answer tasks until the tuned model was kept, or the session ends."""
         work: TaskInHand | None = None
         last = b""  # key of the last task of this session: one that was refused or late is not done again
         try:
