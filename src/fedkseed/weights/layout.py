@@ -88,10 +88,13 @@ class Layout:
         parameters = [parameter for module, name in places if (parameter := module._parameters[name]) is not None]
         before = [parameter.requires_grad for parameter in parameters]
         try:
-            yield [parameter.requires_grad_(True) for parameter in parameters]
+            for parameter in parameters:
+                parameter.requires_grad_(True)
+            yield parameters
         finally:
             for parameter, was_trainable in zip(parameters, before, strict=True):
-                parameter.requires_grad_(was_trainable).grad = None
+                parameter.requires_grad_(was_trainable)
+                parameter.grad = None
 
     def digest(self) -> bytes:
         """The digest of the tensors as they are now."""
