@@ -4,14 +4,18 @@ No process is a server: what one knows, all know, so callbacks, evaluations and 
 process. Uploads are kilobytes, and travel over gloo.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from struct import Struct
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ..errors import FedKSeedError
 from ..run.ranks import PATIENCE
+
+HEAD = Struct("<qq")  # of an upload: client, bytes
 
 
 class Processes:
@@ -28,18 +32,31 @@ class Processes:
 
     def exchange(self, uploads: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         """All processes' pairs (client, upload), once all have theirs."""
-        yield from chain.from_iterable(self.gather([*uploads]))
+        for data in self.gather(b"".join(HEAD.pack(number, len(data)) + data for number, data in uploads)):
+            at = 0
+            while at < len(data):
+                number, size = HEAD.unpack_from(data, at)
+                at += HEAD.size + size
+                yield number, data[at - size : at]
 
-    def gather(self, own: Any) -> list[Any]:
-        """The objects of all processes, in the order of their ranks."""
-        parts: list[Any] = [None] * self.count
-        dist.all_gather_object(parts, own, self._group)
-        return parts
+    def gather(self, data: bytes) -> list[bytes]:
+        """The bytes of each process, in the order of their ranks."""
+        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.count)]
+        dist.all_gather(sizes, torch.tensor([len(data)]), self._group)
+        most = max(1, *(int(size) for size in sizes))
+        padded = torch.frombuffer(bytearray(data.ljust(most, b"\0")), dtype=torch.uint8)
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded, self._group)
+        return [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+
+    def first(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        """The numbers that the first process has found, which timings and last bits may have moved elsewhere."""
+        return json.loads(self.gather(json.dumps(numbers).encode())[0])
 
     def require_same(self, facts: Mapping[str, Any]) -> None:
         """Refuse processes whose training differs from the first one's."""
-        first = self.gather(facts)[0]
-        for name, value in facts.items():
+        first = self.first(facts)
+        for name, value in json.loads(json.dumps(facts)).items():
             if value != first[name]:
                 raise FedKSeedError(
                     f"process {self.rank} trains with {name} {value}, the first with {first[name]}: all processes of "

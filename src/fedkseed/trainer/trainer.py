@@ -256,8 +256,9 @@ class Trainer:
             if self._search_lr:
                 judge.search_rate(self._steps_of, self.local.steps, self._cohort)
                 training.factor = judge.lr / self.args.learning_rate
-            if self._processes is not None:  # the first one's: timings and last bits may have moved them elsewhere
-                training.eps, training.factor = self._processes.gather((training.eps, training.factor))[0]
+            if self._processes is not None:
+                found = self._processes.first({"eps": training.eps, "factor": training.factor})
+                training.eps, training.factor = found["eps"], found["factor"]
         self.state.is_world_process_zero = self.is_world_process_zero()
         self.state.is_local_process_zero = self.args.local_process_index == 0
         state, rounds = self.state, self.local.rounds
