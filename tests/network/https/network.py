@@ -96,12 +96,15 @@ class Network:
         """The server and all clients, with these options of each client."""
         return self.server(), [self.client(number, *more) for number in range(len(self.files))]
 
-    def client(self, number: int, *more: object, within: Sequence[str] = (), host: str = "localhost") -> Program:
+    def client(
+        self, number: int, *more: object, within: Sequence[str] = (), host: str = "localhost", port: int = 0
+    ) -> Program:
+        """A client of the server's, which reaches it by a host, and another port if that is given."""
         keys = ("--key", self.key(number), "--ca", self.keys / "ca.pem")
         own = ("--data", self.files[number], "--state", self.state(number))
         if self.model is not None:
             own += ("--model", self.model, "--policy", self.folder / "policy.toml")
-        address = f"https://{host}:{self.port}"
+        address = f"https://{host}:{port or self.port}"
         return self._start(within, f"client-{number}.log", "join", address, *keys, *own, *more)
 
     def doctor(self, *arguments: object) -> Program:

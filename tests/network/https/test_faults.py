@@ -8,24 +8,33 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import sys
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from tomllib import loads
 
 import pytest
 import torch
+from safetensors.numpy import load
 from transformers import AutoModelForCausalLM
 
 import fedkseed
 from fedkseed import start
+from fedkseed.local.kept_steps import SEAL
+from fedkseed.network.protocol.client.worker import STEPS as KEPT
 from fedkseed.recipe.reading import parse
 from fedkseed.run.store import Store
 
 from ..ports import find_nginx, wait_for
 from .network import Network, kill, network, processes
+from .scaled import TIMES
 
 pytestmark = pytest.mark.network
 
@@ -239,3 +248,103 @@ def test_a_full_disk_stops_the_server_with_a_text_and_it_goes_on_when_there_is_s
             assert federation.digest() == undisturbed.digest
     finally:
         system("umount", "--lazy", tmp_path / "disk")
+
+
+class Relay:
+    """A port of this machine that passes bytes on to a server, until it is cut.
+
+    Then nothing passes, not even the end of a connection; when it is mended, connections of before stay dead.
+    """
+
+    def __init__(self, to: int) -> None:
+        self._to, self._age, self._taken = to, 0, list[socket.socket]()  # an odd age: it is cut
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut_or_mend(self) -> None:
+        self._age += 1
+
+    def _accept(self) -> None:
+        while True:
+            taken, age = self._listener.accept()[0], self._age
+            self._taken.append(taken)  # else it would be closed
+            if age % 2 == 0:
+                try:
+                    other = socket.create_connection(("127.0.0.1", self._to), 10)
+                except OSError:  # the server is down
+                    taken.close()
+                    continue
+                other.settimeout(None)
+                self._taken.append(other)
+                for pair in ((taken, other), (other, taken)):
+                    threading.Thread(target=self._pass_on, args=(*pair, age), daemon=True).start()
+
+    def _pass_on(self, one: socket.socket, other: socket.socket, age: int) -> None:
+        with suppress(OSError):
+            while (data := one.recv(1 << 16)) and age == self._age:
+                other.sendall(data)
+        for end in (one, other) if age == self._age else ():
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def steps_kept(federation: Network, number: int) -> int:
+    """The steps of a client's round that its kill would not lose."""
+    with suppress(FileNotFoundError):
+        return load((federation.state(number) / KEPT).read_bytes()[SEAL:])["scalars"].size
+    return 0
+
+
+@contextmanager
+def watched(federation: Network) -> Iterator[dict[int, list[int]]]:
+    """By client, all the numbers of kept steps that were seen."""
+    seen, over = defaultdict[int, list[int]](lambda: [0]), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.03):
+            for number in range(3):
+                if (count := steps_kept(federation, number)) != seen[number][-1]:
+                    seen[number].append(count)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_drill_of_a_kill_a_cut_of_six_minutes_and_a_dead_server_within_a_round_loses_no_step(
+    setting, slowly, tmp_path
+):
+    """Client 2 is killed and started again, client 1 has no network for six minutes, then the server is killed.
+
+    All times for lost connections, and the recipe's deadline of 600 s, are a twelfth: half a minute is six. Steps that
+    were kept are never taken again, so that a kill loses the step at most that had not ended.
+    """
+    steps, scaled = 150, (sys.executable, "-m", "tests.network.https.scaled")
+    text = setting.text(f"minimum = 3\ndeadline = {600 / TIMES}\nattempts = 20", **LONG)
+    with network(tmp_path, text, setting.files, setting.model) as federation, watched(federation) as seen:
+        relay = Relay(federation.port)
+        server = federation.server(within=scaled)
+        clients = [
+            federation.client(number, within=scaled, port=relay.port if number == 1 else 0) for number in range(3)
+        ]
+        wait_for(lambda: federation.done >= 1, LATER, federation.everything)
+        wait_for(lambda: 0 < steps_kept(federation, 2) < steps / 2, LATER, federation.everything)
+        federation.cut_power(clients[2], 2)
+        relay.cut_or_mend()
+        assert 0 < steps_kept(federation, 2) < steps
+        federation.client(2, within=scaled)
+        time.sleep(360 / TIMES)
+        assert federation.done == 1, "the answer of client 1 can't have come"
+        assert re.search(r"^not connected: clients? .*\b1 \(client-1\)", server.output, re.MULTILINE)
+        relay.cut_or_mend()
+        server.kill()
+        assert federation.server(within=scaled).wait(LATER) == 0
+        assert who(federation) == [[0, 1, 2]] * 2
+        assert federation.digest() == slowly
+    for number, counts in seen.items():
+        assert [before for before, after in pairwise(counts) if after < before] == [steps], f"client {number}: {counts}"
