@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from fedkseed import FedKSeedError, Simulation, encode
 from fedkseed.data.layouts import Example, row_digest
+from fedkseed.files import write_table
 from fedkseed.network.protocol.client import privacy_spent
-from fedkseed.network.protocol.client.privacy_spent import LEDGER, PrivacyLedger, ledger_path
+from fedkseed.network.protocol.client.privacy_spent import EARLIER, LEDGER, PrivacyLedger, ledger_path
 from fedkseed.network.protocol.client.task_handler import TaskHandler
 from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.envelope import Reply, Status, Task, recipe_digest
@@ -120,6 +121,18 @@ def test_a_broken_or_missing_ledger_stops_answers(ledger, data):
     ledger.path.symlink_to("elsewhere")
     with pytest.raises(FedKSeedError, match="can't write the account of privacy"):
         ledger.spend(ROWS, FIRST, 0.04, None, 1e-6)
+
+
+def test_the_account_that_an_older_release_has_kept_in_a_state_folder_counts(ledger, tmp_path):
+    write_table(tmp_path / EARLIER, {"00": {"aa": 0.04, "bb": 0.04}, "01": {"aa": 0.02}})
+    later = replace(ledger, client=tmp_path)
+    later.spend(ROWS, FIRST, 0.01, None, 1e-6)
+    later.spend(ROWS | {b"c" * 32}, SECOND, 0.01, None, 1e-6)
+    assert amounts(ledger.path)[1] == pytest.approx(0.12)
+    for text in ("{", '{"ab": [1]}', '{"ab": {"0": "much"}}'):
+        (tmp_path / EARLIER).write_text(text)
+        with pytest.raises(FedKSeedError, match=EARLIER):
+            later.spend(ROWS, FIRST, 0.04, None, 1e-6)
 
 
 def test_the_ledger_is_the_users_and_its_place_that_of_the_specification(monkeypatch, tmp_path):

@@ -11,12 +11,15 @@ import sqlite3
 from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass
+from hashlib import sha256
+from math import fsum
 from pathlib import Path
 
 from ....errors import FedKSeedError
-from ....files import border, private
+from ....files import border, private, read_table
 
 LEDGER = "privacy.sqlite"
+EARLIER = "privacy.json"  # in the directory of a client: its account by a release that kept one for each
 MOST_ANSWERS = 1 << 16  # that are remembered of one server, 40 bytes each; more of it are refused
 PAGE = 512  # bytes of SQLite's smallest
 PATIENCE = 60.0  # seconds for other processes of the user
@@ -49,6 +52,7 @@ class PrivacyLedger:
 
     path: Path
     server: bytes = b""  # one can't use up the answers of another
+    client: Path | None = None  # its directory, where an older release has kept its account
 
     def spend(
         self, rows: Collection[bytes], answer: bytes, amount: float, epsilon: float | None, delta: float
@@ -74,6 +78,8 @@ class PrivacyLedger:
             with closing(sqlite3.connect(self.path, PATIENCE, isolation_level=None)) as database, database:
                 database.executescript(SCHEMA)
                 database.execute("BEGIN IMMEDIATE")
+                for of, cost in self._earlier():
+                    self._charge(database, rows, of, cost)
                 new = self._charge(database, rows, answer, amount)
                 spent = [database.execute("SELECT spent FROM rows WHERE row = ?", (row,)).fetchone()[0] for row in rows]
                 most = max(spent)
@@ -98,3 +104,10 @@ class PrivacyLedger:
         database.execute("INSERT INTO answers VALUES (?, ?)", (answer, self.server))
         database.executemany(CHARGE, [(row, amount) for row in rows])
         return True
+
+    def _earlier(self) -> list[tuple[bytes, float]]:
+        """The account of an older release in the client's directory: run -> broadcast -> 1 / noise²."""
+        if self.client is None or not (path := self.client / EARLIER).exists():
+            return []
+        cost = fsum(one for answers in read_table(path).values() for one in answers.values())
+        return [(sha256(path.read_bytes()).digest(), cost)]

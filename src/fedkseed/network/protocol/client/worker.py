@@ -49,7 +49,7 @@ def serve(directory: Path) -> None:
         members = None if owner.members is None else listed_keys(Path(owner.members))
         masks = None if signing is None else partial(masking_client, directory, signing, members)
         server = b"" if signing is None else signing.audience
-        ledger = PrivacyLedger(ledger_path(), server)
+        ledger = PrivacyLedger(ledger_path(), server, directory)
         load = partial(load_client, masks=masks, ledger=ledger, keeps=directory / TUNED, steps=directory / STEPS)
         handler = TaskHandler(partial(follow_recipe, RecipeJournal(directory, server), owner, load=load), signing)
         listener.settimeout(settings.idle)
