@@ -122,7 +122,7 @@ class Experiment:
         return [each.recipe(places) for each in planned if self.holds(only, each.axes)]
 
     def holds(self, text: str, axes: Mapping[str, Any]) -> bool:
-        """Whether the label of a combination of values contains a text, in any case."""
+        """Look for a text in the label of a combination of values, in any case."""
         return text.lower() in self.label(axes).lower()
 
     def title_of(self, axis: str, value: Any) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from ...errors import FedKSeedError
 from ...files import read_table, stamp, write_table
@@ -44,8 +43,8 @@ class RegisteredKeys:
     transport: str = FOLDER  # its folder in the directory
     lines: list[str] = field(default_factory=list)  # the public line of each client, by number; empty: it has no key
     registrations: int = 0  # how often keys were registered
-    _registered: dict[Path, Any] = field(default_factory=dict)  # with their stamps
-    _last_seen: dict[Path, Any] = field(default_factory=dict)  # registered or not
+    _registered: dict[Path, tuple[int, ...]] = field(default_factory=dict)  # with their stamps
+    _last_seen: dict[Path, tuple[int, ...]] = field(default_factory=dict)  # registered or not
     _paths: Mapping[int, Path] = field(default_factory=dict)
     _checked: float = 0.0
 
@@ -170,5 +169,5 @@ def keys_of_shard(directory: Path, folder: Path, first: int, progress: Progress)
     return RegisteredKeys(directory, folder, files, progress)
 
 
-def _stamps(folder: Path) -> dict[Path, Any]:
-    return {path: stamp(path) for path in folder.glob(KEY_FILES)}
+def _stamps(folder: Path) -> dict[Path, tuple[int, ...]]:
+    return {path: found for path in folder.glob(KEY_FILES) if any(found := stamp(path))}  # a file can vanish between
