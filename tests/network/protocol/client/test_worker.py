@@ -64,7 +64,7 @@ def directory(owner, tmp_path_factory):
     yield made
     if locked(made / process.LOCK):
         os.kill(int((made / process.LOCK).read_text()), signal.SIGKILL)
-    for started in process._started:  # Python warns of those that nobody has waited for
+    for started in process._started.values():  # Python warns of those that nobody has waited for
         started.wait(60)
 
 
@@ -117,7 +117,32 @@ def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_not
         lock = tmp_path / "c" / process.LOCK
         if locked(lock):
             os.kill(int(lock.read_text()), signal.SIGKILL)
-            process._started[-1].wait(60)
+            process._started[tmp_path / "c"].wait(60)
+
+
+def test_a_worker_that_starts_is_not_started_twice_and_one_that_has_ended_is_no_zombie(
+    owner, first, tmp_path, monkeypatch
+):
+    """Importing PyTorch takes seconds, in which a server can go on with another round, whose task needs it, too."""
+    OwnerSettings(owner, idle=60.0).write(tmp_path / "c")
+    real, started = process.start_worker, []
+    monkeypatch.setattr(process, "start_worker", lambda directory: started.append(real(directory)) or started[-1])
+    asked = [threading.Thread(target=ask_worker, args=(first.encode(), tmp_path / "c")) for _ in range(2)]
+    try:
+        asked[0].start()
+        wait_for(lambda: started)
+        asked[1].start()
+        for thread in asked:
+            thread.join(120)
+        assert len(started) == 1
+        os.kill(started[0].pid, signal.SIGKILL)
+        wait_for(lambda: not locked(tmp_path / "c" / process.LOCK))
+        assert Reply.decode(ask_worker(first.encode(), tmp_path / "c")).status is Status.DONE
+        assert started[0].returncode == -signal.SIGKILL, "it was waited for"
+    finally:
+        for one in started:
+            one.kill()
+            one.wait(60)
 
 
 def test_batches_are_drawn_by_a_secret_of_the_clients(owner, first, tmp_path):

@@ -79,7 +79,9 @@ def _relay(task: bytes, directory: Path, seconds: float, begun: Callable[[GiveUp
                 raise FedKSeedError(f"the worker ended with code {ended}: {said.splitlines()[-1]}") from error
             if time.monotonic() > end:
                 raise FedKSeedError(f"no worker listens after {START:.0f} s; see {log}") from error
-            process = process or start_worker(directory)
+            last = _started.get(directory)
+            if last is None or last.poll() is not None:  # else it imports PyTorch, for a task given up since
+                process = process or start_worker(directory)
             time.sleep(0.1)
         except (FedKSeedError, OSError) as error:
             raise FedKSeedError(f"the worker ended in the middle of a task, for want of memory? {error}") from error
@@ -111,7 +113,7 @@ def finish_work(directory: Path) -> None:
         connection.recv(1)  # until it closes the connection: it does one thing after the other
 
 
-_started: list[subprocess.Popen] = []  # kept: Python warns of a Popen that is collected while its process lives
+_started: dict[Path, subprocess.Popen] = {}  # the last of a directory; Python warns of one lost while its process lives
 
 
 def start_worker(directory: Path) -> subprocess.Popen:
@@ -122,7 +124,7 @@ def start_worker(directory: Path) -> subprocess.Popen:
         process = subprocess.Popen(  # noqa: S603 - this program itself
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
         )
-    _started.append(process)
+    _started[directory] = process
     return process
 
 
