@@ -99,7 +99,6 @@ CASES: list[tuple[Where, Tables, Tables]] = [
     (Where.RUN, {"privacy": {"epsilon": 8.0}}, CLIENTS),
     (Where.SIMULATION, algorithm("decomfl") | {"clients": {"at_once": 2}}, {"clients": {"at_once": 1}}),
     (Where.ENGINE, algorithm("decomfl"), algorithm("fedkseed")),
-    (Where.FLOWER_ENGINE, EXAMPLES, CLIENTS),
     (Where.NETWORK, FILES | algorithm("mine.py:own"), algorithm("fedkseed")),
     (Where.NETWORK, FILES | algorithm("fedkseed", objective="mine.py:own"), algorithm("fedkseed")),
     (Where.NETWORK, {}, FILES),

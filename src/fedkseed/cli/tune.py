@@ -21,15 +21,15 @@ from .options import BaseModel, Changes, Directory, Json, Output, RecipeFile, en
 
 if TYPE_CHECKING:
     from ..run.ranks import Ranks
+    from ..run.ray_actors import RayActors
 
 TensorBoard = Annotated[
     bool, Option("--tensorboard", help="Also write TensorBoard's files; other trackers: report.to.")
 ]
+ENGINES = "own", "torch", "ray"
 Engine = Annotated[
     str,
-    Option(
-        help="What trains clients: own, torch (processes that torchrun starts), flower (Ray); the model is the same."
-    ),
+    Option(help="What trains clients: own, torch (processes that torchrun starts), ray (RAY_ADDRESS names a cluster)."),
 ]
 
 
@@ -57,25 +57,21 @@ def run(
     fedkseed run recipe.toml --dry-run
     torchrun --nproc-per-node 2 -m fedkseed run recipe.toml --engine torch
     """
-    from ..network.flower.compat import require_flower
     from ..recipe.reading import own_recipe
     from ..recipe.rules import Where
     from ..run.prerequisites import require_ready
     from ..run.store import Store
 
-    require_choice("engine", engine, ("own", "torch", "flower"))
+    require_choice("engine", engine, ENGINES)
     file = recipe_of(recipe, example)
     parsed, directory = own_recipe(file, changes or ()), output or Path("runs") / file.stem
     places, chosen = [Where.RUN, Where.SIMULATION], ["tensorboard"] if tensorboard else []
     if not dry_run and engine != "torch":  # a rank that torchrun starts again goes on
         Store.require_new(directory)
-    if engine == "torch":
+    if engine != "own":
         places.append(Where.ENGINE)
         if dry_run:
-            raise FedKSeedError("--dry-run measures one process: leave --engine torch out")
-    if engine == "flower":
-        require_flower(simulated=True)
-        places += [Where.ENGINE, Where.FLOWER_ENGINE]
+            raise FedKSeedError(f"--dry-run measures one process: leave --engine {engine} out")
     require_ready(parsed, *places, trackers=chosen)
     if dry_run:
         from ..planning.forecast import forecast
@@ -88,18 +84,13 @@ def run(
         else:
             print_forecast(costs)
         return
-    with _ranks(engine) as ranks, _resumable(directory), Bars(parsed.training.rounds) as bars:
-        if engine == "flower":
-            from ..network.flower.simulation import run as run_by_flower
+    from ..run.start_and_resume import resume, start
 
-            result = run_by_flower(parsed, directory, bars, chosen)
+    with _processes(engine) as others, _resumable(directory), Bars(parsed.training.rounds) as bars:
+        if others is not None and others.restarted and (directory / "run.sqlite").exists():
+            result = resume(directory, bars, None, chosen, others)
         else:
-            from ..run.start_and_resume import resume, start
-
-            if ranks is not None and ranks.restarted and (directory / "run.sqlite").exists():
-                result = resume(directory, bars, None, chosen, ranks)
-            else:
-                result = start(parsed, directory, bars, chosen, ranks=ranks)
+            result = start(parsed, directory, bars, chosen, engine=others)
     end_run(result, directory, as_json)
 
 
@@ -207,17 +198,17 @@ def resume(
     from ..run.prerequisites import require_ready
     from ..run.store import Store
 
-    require_choice("engine", engine, ("own", "torch"))
+    require_choice("engine", engine, ENGINES)
     recipe, chosen = Store(directory).load_recipe(model), ["tensorboard"] if tensorboard else []
     if (directory / "https").is_dir():  # its clients have the data
         again = f"fedkseed serve {directory / 'recipe.toml'} --certs KEYS --output {directory}"
         raise FedKSeedError(f"{directory} is the run of a server; with its folder of keys it goes on by: {again}")
-    places = [Where.ENGINE] if engine == "torch" else []
+    places = [] if engine == "own" else [Where.ENGINE]
     require_ready(recipe, Where.RUN, Where.SIMULATION, *places, trackers=chosen)
     from ..run.start_and_resume import resume as resume_run
 
-    with _ranks(engine) as ranks, _resumable(directory), Bars(recipe.training.rounds) as bars:
-        result = resume_run(directory, bars, model, chosen, ranks)
+    with _processes(engine) as others, _resumable(directory), Bars(recipe.training.rounds) as bars:
+        result = resume_run(directory, bars, model, chosen, others)
     end_run(result, directory, as_json)
 
 
@@ -320,13 +311,19 @@ def _prompted(what: str, hint: str) -> str:
 
 
 @contextmanager
-def _ranks(engine: str) -> "Iterator[Ranks | None]":
-    """The processes of torchrun, where they are the engine; those above rank 0 train here until the run ends."""
+def _processes(engine: str) -> "Iterator[Ranks | RayActors | None]":
+    """The processes of another engine; those of torchrun above rank 0 train here until the run ends."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if engine != "torch":
         if started > 1:
             raise FedKSeedError(f"torchrun has started {started} processes: add --engine torch")
-        yield None
+        if engine == "own":
+            yield None
+            return
+        from ..run.ray_actors import RayActors
+
+        with RayActors() as actors:
+            yield actors
         return
     from ..run.ranks import Ranks
     from ..run.start_and_resume import serve

@@ -34,7 +34,6 @@ class Where(Enum):
     PAGE = auto()  # for a server that clients join by a page in their browser
     FLOWER_SERVER = auto()
     ENGINE = auto()  # for a simulation whose clients another engine's processes train
-    FLOWER_ENGINE = auto()  # for a simulation by Flower
     REMARK = auto()  # for what is allowed and hardly meant: the run says it, and goes on
 
 
@@ -278,10 +277,6 @@ RULES: dict[Where, dict[str, Condition]] = {
     Where.ENGINE: {
         "clients of {name} have to remember every round, and the engine moves them from process to process: "
         "use --engine own": lambda r, a: a.strategy.remembers
-    },
-    Where.FLOWER_ENGINE: {
-        "clients that add the noise of [privacy] need a secret, and the engine's processes share none: "
-        "use --engine own": lambda r, a: r.privacy and (r.protecting("example") or r.secure)
     },
     Where.NETWORK: {
         "[model] dtype = 'auto' is measured on one machine, and all parties take the same type: `fedkseed pin RECIPE` "

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from ..errors import FedKSeedError
 from ..recipe.reading import parse
 from ..recipe.schema import Recipe
-from .workers import Answer, computing_with
+from .workers import Answer, computing_with, require_same
 
 PATIENCE = timedelta(days=365)  # rank 0 evaluates for as long as it takes, and the others wait
 SIZE = Struct("<q")
@@ -88,7 +88,7 @@ class Ranks:
         parts = [numbers[rank :: self.count] for rank in range(self.count)]
         for rank, part in enumerate(parts[1:], 1):
             if self._unchecked:
-                self._require_same(rank)
+                require_same(f"rank {rank}", json.loads(self._receive(rank)), self._unchecked, "rank 0")
             for data in {id(messages[number]): messages[number] for number in part}.values():
                 alike = [number for number in part if messages[number] is data]
                 self._send(pack(f"<q{len(alike)}q", len(alike), *alike) + data, rank)
@@ -131,15 +131,6 @@ class Ranks:
 
     def close(self) -> None:
         """Nothing: the processes are torchrun's, and end with the context."""
-
-    def _require_same(self, rank: int) -> None:
-        theirs = json.loads(self._receive(rank))
-        for what, ours in self._unchecked.items():
-            if theirs.get(what) != ours:
-                raise FedKSeedError(
-                    f"rank {rank} has {what} {theirs.get(what)}, rank 0 {ours}: all machines need the same files in "
-                    "the same places"
-                )
 
     def _send(self, data: bytes, rank: int) -> None:
         """Begin to send some bytes, which goes on beside this process's own work."""

@@ -7,8 +7,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ..data.federated import ClientShares, share_out
 from ..errors import FedKSeedError
 from ..evaluation.metrics import metrics_of
@@ -17,7 +15,7 @@ from ..models.dtypes import with_dtype
 from ..recipe.basis_digest import with_basis
 from ..recipe.rules import Where, checked_algorithm, require_legal
 from ..recipe.schema import Recipe
-from ..round import Broadcasts, Decode, Report, Transport, answer, decode_once, run_round
+from ..round import Broadcasts, Decode, Report, answer, decode_once, run_round
 from ..strategy import Strategy
 from ..wire.codec import decode
 from ..wire.delta import lack, restore
@@ -27,12 +25,13 @@ from .loop import Federation
 from .needed_memory import require_room
 from .privacy_plan import new_secret, with_noise
 from .progress import Progress, Silent
-from .ranks import Ranks
 from .setup import Stopwatch, WithModel, build, tokenizer_of
-from .workers import Answer, Workers, computing_with
+from .workers import Answer, Workers, computing_with, threads_of
 
 if TYPE_CHECKING:
     from ..secure.member import MaskingClient
+    from .ranks import Ranks
+    from .ray_actors import RayActors
 
 
 def _not_kept(done: int) -> Any:
@@ -46,19 +45,18 @@ class Simulation:
         serves: whether this process aggregates; a server of weights holds a copy of them.
         secret: of the noise of a run with [privacy], whoever adds it, see `kept_secret`; empty: a new one.
         tokenizer: the model's, where it is loaded already.
-        ranks: the processes of torchrun that train the clients; None: [clients] at_once, of this machine.
+        engine: the processes of torchrun or Ray that train the clients; None: [clients] at_once, of this machine.
 
     Attributes:
         recipe: the recipe, with the digest of its basis, and a type of weights in place of `auto`.
         setup: the model, which all clients share, and the strategy.
         shares: the data.
         needed: the memory that the run takes, predicted; None in a worker's process, or if it can't be predicted.
-        carry: the transport of another engine, whose clients keep no broadcast, in place of `transport`; None: none.
     """
 
     def __init__(
         self, recipe: Recipe, progress: Progress | None = None, shares: ClientShares | None = None, serves: bool = True,
-        secret: bytes = b"", tokenizer: Any = None, ranks: Ranks | None = None,
+        secret: bytes = b"", tokenizer: Any = None, engine: "Ranks | RayActors | None" = None,
     ) -> None:  # fmt: skip
         self.progress, self.stopwatch = progress or Silent(), Stopwatch()
         recipe, basis = with_basis(with_dtype(recipe, self.progress.note))
@@ -79,11 +77,10 @@ class Simulation:
         self.setup = build(*parts, serves=serves, progress=self.progress, keys=keys, secret=self.secret)
         self._plan, self._planned = self._make_plan(), list[Step]()
         self._kept: dict[int, bytes] = {}  # client of this round -> the last broadcast, where the client still holds it
-        self.carry: Transport | None = None
         self.receipts: dict[int, Receipt] = {}  # the uploads of the last round, where they are kept
-        self._workers: Workers | Ranks | None = ranks  # processes of its own are started by the first round
-        if ranks is not None:
-            ranks.begin(recipe, self.secret, self.answer, self.identity)
+        self._workers: Workers | Ranks | RayActors | None = engine  # processes of its own start in the first round
+        if engine is not None:
+            engine.begin(recipe, self.secret, self.answer, self.identity)
 
     @property
     def strategy(self) -> Strategy[Any]:
@@ -154,7 +151,7 @@ class Simulation:
         restored = {number: distinct[pair] for number, pair in pairs.items()}
         yield from ((number, lack(messages[number], number)) for number, data in restored.items() if data is None)
         messages = {number: data for number, data in restored.items() if data is not None}
-        threads = options.threads or max(1, torch.get_num_threads() // options.at_once)
+        threads = threads_of(self.recipe)
         steps = {number: self.steps(number) for number in messages}
         self.progress.clients(messages, "waiting")
         if options.at_once > 1 and self._workers is None:
@@ -223,21 +220,20 @@ class Simulation:
             self.setup.load(state)  # one model stands in for clients that have seen more or less of it
         step, find = self.planned(state.round), state_after or _not_kept
         began = {client: find(begun) for client, begun in step.begun.items() if begun < state.round}
-        holders = self._held(state.round) if state_after and self.carry is None else {}
+        holders = self._held(state.round) if state_after else {}
         broadcasts = broadcasts or Broadcasts(self.strategy.server, 2 + len(began) + len(holders))
         self._kept = {client: broadcasts.after(done, find) for client, done in holders.items()}
-        self.receipts, carry = {}, self.carry or self.transport
+        self.receipts = {}
 
         def transport(messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
-            for client, reply in carry(messages):
+            for client, reply in self.transport(messages):
                 if self.recipe.keeps_uploads and self.setup.algorithm.pooled:
                     self.receipts[client] = Receipt(reply)  # the last one is the upload
                 yield client, reply
                 del reply
 
         after, report = run_round(self.strategy, state, [*step.begun], transport, began, self._kept, broadcasts)
-        others = self._workers is not None or self.carry is not None
-        elsewhere = others or self.setup.weights.layout.entries[0].tensor.device.type != "cpu"
+        elsewhere = self._workers is not None or self.setup.weights.layout.entries[0].tensor.device.type != "cpu"
         computed = None if elsewhere else report.cpu_seconds
         return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)
 
@@ -256,6 +252,12 @@ def members_of(recipe: Recipe, count: int, secret: bytes = b"") -> "dict[int, Ma
     members = {number: MaskingClient(number, simulated_key(seed, number)) for number in range(count)}
     keys = {number: member.public for number, member in members.items()}
     return {number: replace(member, members=keys) for number, member in members.items()}  # as clients with --members
+
+
+def answering(recipe: Recipe, secret: bytes) -> tuple[Answer, dict[str, str]]:
+    """The function that answers broadcasts in an engine's process, and the digests of what it has loaded."""
+    simulation = Simulation(recipe, serves=False, secret=secret)
+    return simulation.answer, simulation.identity
 
 
 def _prepare(recipe: Recipe, shares: ClientShares, secret: bytes) -> Answer:

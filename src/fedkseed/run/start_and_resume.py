@@ -15,9 +15,9 @@ from .loop import Result, work
 from .privacy_plan import kept_secret
 from .progress import Progress, Silent
 from .ranks import Ranks
-from .simulation import Simulation
+from .ray_actors import RayActors
+from .simulation import Simulation, answering
 from .store import Store
-from .workers import Answer
 
 
 def start(
@@ -26,7 +26,7 @@ def start(
     progress: Progress | None = None,
     trackers: Collection[str] = (),
     earlier: Iterable[Path] = (),
-    ranks: Ranks | None = None,
+    engine: Ranks | RayActors | None = None,
 ) -> Result:
     """Run a recipe in a new directory, which is made only after model and data are loaded.
 
@@ -34,7 +34,7 @@ def start(
         recipe: a recipe, or the path of its file.
         trackers: names of trackers, beside those of [report] to.
         earlier: directories of runs; the base model is not scored again if one of them has scored it on the same rows.
-        ranks: see `Simulation`.
+        engine: see `Simulation`.
 
     Raises:
         FedKSeedError: the recipe can't be run, or the directory holds a run already.
@@ -42,7 +42,7 @@ def start(
     recipe, directory = recipe if isinstance(recipe, Recipe) else own_recipe(recipe), Path(directory)
     Store.require_new(directory)  # refuse before a minute of loading
     now = ActivityFile(progress or Silent(), [*recipe.report.to, *trackers])
-    simulation = Simulation(recipe.absolute(), now, ranks=ranks)
+    simulation = Simulation(recipe.absolute(), now, engine=engine)
     created = Store.create(directory, simulation.recipe.to_toml())
     with closing(simulation), created as store, now.shown_in(directory):
         kept_secret(simulation.recipe, directory, simulation.secret)
@@ -53,14 +53,14 @@ def start(
 
 def resume(
     directory: str | Path, progress: Progress | None = None, model: str | None = None, trackers: Collection[str] = (),
-    ranks: Ranks | None = None,
+    engine: Ranks | RayActors | None = None,
 ) -> Result:  # fmt: skip
     """Continue a run that was stopped, from its last committed round.
 
     Args:
         model: the place of the base model, if it has moved since; the run's recipe then names this place.
         trackers: names of trackers, beside those of [report] to.
-        ranks: see `Simulation`.
+        engine: see `Simulation`.
 
     Raises:
         FedKSeedError: there is no run, another process works on the run, or model or data have changed.
@@ -72,7 +72,7 @@ def resume(
     with (
         store.locked(),
         now.shown_in(directory),
-        closing(Simulation(recipe, now, secret=kept_secret(recipe, directory), ranks=ranks)) as simulation,
+        closing(Simulation(recipe, now, secret=kept_secret(recipe, directory), engine=engine)) as simulation,
     ):
         if model is not None:
             store.require_same(simulation.identity)
@@ -82,12 +82,7 @@ def resume(
 
 def serve(ranks: Ranks) -> None:
     """Train clients for the run of rank 0, in a rank above it."""
-
-    def prepare(recipe: Recipe, secret: bytes) -> tuple[Answer, dict[str, str]]:
-        simulation = Simulation(recipe, serves=False, secret=secret)
-        return simulation.answer, simulation.identity
-
-    ranks.serve(prepare)
+    ranks.serve(answering)
 
 
 def base_scores(recipe: Recipe, identity: Mapping[str, str], runs: Iterable[Path]) -> dict[str, Any] | None:

@@ -25,6 +25,7 @@ import torch
 from tqdm import tqdm
 
 from ..errors import FedKSeedError
+from ..recipe.schema import Recipe
 
 PRELOADED = ["fedkseed.run.simulation"]  # what every process of ours imports, for five seconds
 Answer = Callable[[bytes, int], tuple[bytes, list[float]]]  # broadcast, client -> upload, seconds of its steps
@@ -42,6 +43,21 @@ def processes() -> BaseContext:
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
+
+
+def threads_of(recipe: Recipe) -> int:
+    """The threads of each client that trains."""
+    return recipe.clients.threads or max(1, torch.get_num_threads() // recipe.clients.at_once)
+
+
+def require_same(who: str, theirs: Mapping[str, str], ours: Mapping[str, str], we: str) -> None:
+    """Refuse a process whose files are not this one's, by their digests."""
+    for what, digest in ours.items():
+        if theirs.get(what) != digest:
+            raise FedKSeedError(
+                f"{who} has {what} {theirs.get(what)}, {we} {digest}: all machines need the same files in the same "
+                "places"
+            )
 
 
 @contextmanager

@@ -16,18 +16,11 @@ from flwr.supercore import constant
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedkseed
-from fedkseed import FedKSeedError
 from fedkseed.network.flower import compat
-from fedkseed.network.flower.compat import require_flower
 from fedkseed.network.flower.messages import packed
 from fedkseed.network.protocol.carrier import MAX_MESSAGE
 
 from .loopback import name_message, name_task
-
-READ_BY = {  # a variable that is set, and the module of Flower's that reads it
-    "FLWR_TELEMETRY_ENABLED": "flwr.supercore.telemetry",
-    "FLWR_DISABLE_UPDATE_CHECK": "flwr.supercore.constant",
-}
 
 
 def test_no_other_file_names_a_version_of_flower():
@@ -38,31 +31,11 @@ def test_no_other_file_names_a_version_of_flower():
     assert found == ["network/flower/compat.py"]
 
 
-def test_without_flower_the_engine_tells_what_to_install(monkeypatch):
-    require_flower()
-    monkeypatch.setattr(compat, "version", lambda name: "1.99.0")
-    with pytest.raises(FedKSeedError, match=r"Flower 1.99.0 is installed.*pip install 'fedkseed\[flower\]'"):
-        require_flower()
-
-    def missing(name):
-        raise compat.PackageNotFoundError(name)
-
-    monkeypatch.setattr(compat, "version", missing)
-    with pytest.raises(FedKSeedError, match=r"needs Flower; install it with: pip install 'fedkseed\[flower\]'"):
-        require_flower()
-
-
 def test_importing_fedkseed_and_its_commands_needs_no_flower():
     modules = "fedkseed.cli, fedkseed.network.flower.compat, fedkseed.run.simulation"
     code = f"import sys; sys.modules['flwr'] = None; import {modules}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_every_variable_of_flowers_that_is_set_is_looked_for():
-    assert {name for name in compat.QUIET if name.startswith("FLWR_")} == READ_BY.keys()
-    for name, module in READ_BY.items():
-        assert name in getsource(import_module(module))
 
 
 def test_flowers_numbers_are_the_ones_that_are_reckoned_with():

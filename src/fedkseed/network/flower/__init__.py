@@ -3,10 +3,9 @@
 server_app.py    the ServerApp: the rounds of a run, over Flower's Grid
 client_app.py    the ClientApp: hands a task to the worker that keeps the model loaded
 strategy.py      our algorithms inside another Flower project
-simulation.py    many virtual clients on Flower's simulation engine
 grid_carrier.py  tasks and replies on Flower's Grid
 messages.py      bytes in Flower's messages
-compat.py        the version of Flower, and what it needs
+compat.py        Flower's numbers of errors
 
 examples/flower is an app that names the first two.
 """
