@@ -24,6 +24,7 @@ from ..commands import refused
 from ..conftest import recipe_text
 
 TWO = {"count": "count = 5\nat_once = 2", "cohort": "cohort = 3\nthreads = 1"}
+UNREAD = "[directions]", "family", "size", "eps"  # by FedAvg
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'fedkseed[ray]'")
 needs_namespace = pytest.mark.skipif(
     not (shutil.which("unshare") and shutil.which("ip") and os.geteuid() == 0), reason="no network namespaces here"
@@ -80,7 +81,7 @@ def test_without_ray_the_engine_tells_what_to_install(tmp_path, recipe, monkeypa
 @pytest.mark.network
 @needs_ray
 @needs_namespace
-@pytest.mark.parametrize("lines", [TWO, {"algorithm": 'algorithm = "fedavg"'}])
+@pytest.mark.parametrize("lines", [TWO, {"algorithm": 'algorithm = "fedavg"'} | dict.fromkeys(UNREAD, "")])
 def test_actors_end_with_the_model_of_one_process(tmp_path, model_folder, data_file, lines):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(recipe_text(model_folder, data_file, **lines))
