@@ -119,6 +119,6 @@ def test_the_engine_is_of_processes_that_torchrun_started(tmp_path, recipe, monk
     asked = ["run", recipe, "--output", tmp_path / "run"]
     assert "torchrun --nproc-per-node" in refused(*asked, "--engine", "torch")
     assert "--dry-run" in refused(*asked, "--engine", "torch", "--dry-run")
-    assert "choose one of own, torch, flower" in refused(*asked, "--engine", "mpi")
+    assert "choose one of own, torch, ray" in refused(*asked, "--engine", "mpi")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "add --engine torch" in refused(*asked)

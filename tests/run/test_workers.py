@@ -32,12 +32,12 @@ def test_clients_side_by_side_give_the_same_run_bit_for_bit(tmp_path, model_fold
     assert (tmp_path / "1/adapter.safetensors").read_bytes() == (tmp_path / "2/adapter.safetensors").read_bytes()
 
 
-def test_the_processor_time_of_a_round_is_unknown_where_another_engine_carries_its_messages(recipe_file):
-    with closing(Simulation(load_recipe(recipe_file))) as simulation:
-        state = simulation.strategy.server.init()
-        assert simulation.round(state)[1].cpu_seconds is not None
-        simulation.carry = simulation.transport
-        assert simulation.round(state)[1].cpu_seconds is None
+def test_the_processor_time_of_a_round_is_unknown_where_other_processes_train(recipe_file):
+    recipe = load_recipe(recipe_file)
+    for at_once in (1, 2):
+        with closing(Simulation(recipe.having(clients={"at_once": at_once}))) as simulation:
+            report = simulation.round(simulation.strategy.server.init())[1]
+            assert (report.cpu_seconds is None) == (at_once > 1)
 
 
 def test_clients_that_remember_take_turns(tmp_path, model_folder, data_file):

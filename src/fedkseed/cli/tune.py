@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -62,7 +63,7 @@ def run(
     from ..run.prerequisites import require_ready
     from ..run.store import Store
 
-    require_choice("engine", engine, ENGINES)
+    _require_engine(engine)
     file = recipe_of(recipe, example)
     parsed, directory = own_recipe(file, changes or ()), output or Path("runs") / file.stem
     places, chosen = [Where.RUN, Where.SIMULATION], ["tensorboard"] if tensorboard else []
@@ -198,7 +199,7 @@ def resume(
     from ..run.prerequisites import require_ready
     from ..run.store import Store
 
-    require_choice("engine", engine, ENGINES)
+    _require_engine(engine)
     recipe, chosen = Store(directory).load_recipe(model), ["tensorboard"] if tensorboard else []
     if (directory / "https").is_dir():  # its clients have the data
         again = f"fedkseed serve {directory / 'recipe.toml'} --certs KEYS --output {directory}"
@@ -310,6 +311,12 @@ def _prompted(what: str, hint: str) -> str:
     return typer.prompt(f"{what} ({hint})")
 
 
+def _require_engine(name: str) -> None:
+    require_choice("engine", name, ENGINES)
+    if name == "ray" and find_spec("ray") is None:
+        raise FedKSeedError("--engine ray needs Ray; install it with: pip install 'fedkseed[ray]'")
+
+
 @contextmanager
 def _processes(engine: str) -> "Iterator[Ranks | RayActors | None]":
     """The processes of another engine; those of torchrun above rank 0 train here until the run ends."""
@@ -321,8 +328,9 @@ def _processes(engine: str) -> "Iterator[Ranks | RayActors | None]":
             yield None
             return
         from ..run.ray_actors import RayActors
+        from ..run.simulation import answering
 
-        with RayActors() as actors:
+        with RayActors(answering) as actors:
             yield actors
         return
     from ..run.ranks import Ranks

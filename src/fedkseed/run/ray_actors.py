@@ -6,13 +6,13 @@ model and the rows by itself: all machines need the same files in the same place
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from itertools import islice
 from math import ceil
 from tomllib import loads
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,25 +21,25 @@ from ..recipe.reading import parse
 from ..recipe.schema import Recipe
 from .workers import Answer, require_same, threads_of
 
+Prepare: TypeAlias = Callable[[Recipe, bytes], tuple[Answer, dict[str, str]]]
+
 
 class RayActors:
     """Actors of Ray, as a context; a simulation takes them as its workers, `[clients] at_once` of them.
 
     `RAY_ADDRESS`, which Ray itself reads, names a cluster; without it Ray runs on this machine, as long as the context.
 
-    Raises:
-        FedKSeedError: Ray is not installed.
+    Args:
+        prepare: makes the function that answers broadcasts, and the digests of what it has loaded, of a recipe and the
+            secret of its noise; a function of a module, which actors on other machines import.
     """
 
     restarted = False  # nobody starts this process again, see `Ranks`
 
-    def __init__(self) -> None:
+    def __init__(self, prepare: Prepare) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it sends data about its use
-        try:
-            self._ray: Any = import_module("ray")
-        except ImportError as error:
-            raise FedKSeedError("--engine ray needs Ray; install it with: pip install 'fedkseed[ray]'") from error
-        self._actors: list[Any] = []
+        self._ray: Any = import_module("ray")
+        self._prepare, self._actors = prepare, list[Any]()
         self._unchecked: dict[str, str] = {}  # of the run, as long as the actors have not said theirs
 
     def __enter__(self) -> "RayActors":
@@ -76,7 +76,7 @@ class RayActors:
         gpus = 0 if recipe.model.device == "cpu" else int(there.get("GPU", 0))
         part = 1 / ceil(count / gpus) if gpus else 0  # of a GPU, as many of which as need be have an actor more
         started = self._ray.remote(num_cpus=threads, num_gpus=part)(_Trainer)
-        self._actors = [started.remote(recipe.to_toml(), secret, threads) for _ in range(count)]
+        self._actors = [started.remote(self._prepare, recipe.to_toml(), secret, threads) for _ in range(count)]
         self._unchecked = identity
 
     def answers(self, messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes, list[float]]]:
@@ -117,12 +117,10 @@ class RayActors:
 class _Trainer:
     """The clients of a recipe in one of Ray's processes, any of which may be asked there."""
 
-    def __init__(self, recipe: str, secret: bytes, threads: int) -> None:
-        from .simulation import answering
-
+    def __init__(self, prepare: Prepare, recipe: str, secret: bytes, threads: int) -> None:
         torch.set_num_threads(threads)
         logging.getLogger("transformers").setLevel(logging.ERROR)  # this run's first process has shown the warnings
-        self._answer, self._identity = answering(parse(loads(recipe)), secret)
+        self._answer, self._identity = prepare(parse(loads(recipe)), secret)
 
     def identity(self) -> dict[str, str]:
         return self._identity
