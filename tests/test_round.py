@@ -1,11 +1,14 @@
 """Contract: every algorithm x every property that a federation rests on, with real messages and a real model."""
 
 import math
+import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tomllib import loads
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -15,7 +18,7 @@ from fedkseed.models.loss import batch_loss, graph_loss, output_loss
 from fedkseed.models.peft_adapters import PATTERNS, attach
 from fedkseed.randomness import Purpose, draw_directions, generator
 from fedkseed.recipe.algorithms import ALGORITHMS, OUTPUT, algorithm_of
-from fedkseed.recipe.reading import parse
+from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.recipe.schema import (
     ClientsTable,
     DerivativesTable,
@@ -26,6 +29,8 @@ from fedkseed.recipe.schema import (
     TrainingTable,
 )
 from fedkseed.round import Round, decode_once
+from fedkseed.run.progress import Silent
+from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from fedkseed.strategies.replay import Replay
 from fedkseed.weights.full import FullWeights
@@ -518,3 +523,23 @@ def test_an_upload_that_is_refused_leaves_the_sum_as_it_was(name):
         with pytest.raises(FedKSeedError, match="twice"):
             aggregator.add_(accumulator, upload)
     assert same(aggregator.finish(accumulator), after)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other C libraries keep no freed memory, or can't be asked")
+def test_what_a_pass_back_has_freed_goes_back_to_the_system(tmp_path, model_folder, data_file):
+    """Blocks between blocks that live on, which glibc keeps: 64 KiB are below what it maps by itself."""
+    text = recipe_text(model_folder, data_file, algorithm='algorithm = "fedkseed-backprop"', lr="", eps="")
+    (tmp_path / "recipe.toml").write_text(text)
+    process, highest, lasting = psutil.Process(), list[int](), list[bytes]()
+
+    class Freeing(Silent):
+        def advance(self, count: int = 1, loss: float | None = None) -> None:
+            blocks = [bytes(1 << 16) for _ in range(6_000)]
+            lasting.extend(blocks[::20])
+            highest.append(process.memory_info().rss)
+            del blocks
+
+    with closing(Simulation(load_recipe(tmp_path / "recipe.toml"), Freeing())) as simulation:
+        message = encode(simulation.strategy.server.broadcast(simulation.strategy.server.init()))
+        simulation.answer(message, 0)
+        assert max(highest) - process.memory_info().rss > 200e6

@@ -32,7 +32,7 @@ from statistics import median
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from .errors import FedKSeedError
-from .local.client import Client
+from .local.client import Client, return_freed
 from .strategy import NO_STATES, ServerPart, Strategy
 from .wire.codec import decode, encode, kind_of
 from .wire.delta import shorten
@@ -289,4 +289,7 @@ def answer(strategy: Strategy, data: bytes, client: Client, read: Decode = decod
     message = read(data, strategy.client.message)
     run.require(message.run)
     strategy.client.sync(message, weights)
-    return encode(strategy.client.train(message, client))
+    upload = strategy.client.train(message, client)
+    if client.graph is not None:  # activations of whole batches
+        return_freed()
+    return encode(upload)

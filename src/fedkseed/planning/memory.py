@@ -1,8 +1,6 @@
 """A meter of the memory that a part of a program needs, above what its process held before."""
 
-import ctypes
 import gc
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +9,7 @@ from threading import Event, Thread
 import psutil
 import torch
 
+from ..local.client import return_freed
 from ..run.loop import peak_memory
 
 
@@ -23,8 +22,7 @@ class Meter:
     def now(self) -> int:
         """Bytes in use, once Python's garbage and the free parts of the C library are given back to the system."""
         gc.collect()
-        if sys.platform == "linux":
-            ctypes.CDLL(None).malloc_trim(0)
+        return_freed()
         return self._in_use()
 
     @contextmanager
