@@ -40,7 +40,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -109,10 +109,19 @@ def recipe(options: Mapping[str, Any]) -> Any:
     return parse(table)
 
 
+class Attacked(Simulation):
+    """A simulation in which attackers change the replies before the server has them."""
+
+    tampered: Callable[[Iterable[tuple[int, bytes]]], Iterable[tuple[int, bytes]]]
+
+    def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+        return self.tampered(super().transport(messages))
+
+
 def run(options: dict[str, Any]) -> dict[str, Any]:
     """The held-out losses of a run before and after, with the hostile clients' part played."""
     torch.set_num_threads(1)
-    with closing(Simulation(recipe(options))) as simulation:
+    with closing(Attacked(recipe(options))) as simulation:
         count, attack = options["clients"], options["attack"]
         most = 0 if attack in ("none", "outlier") else round(options["hostile"] * count)
         hostile = set(range(count - most, count))
@@ -124,10 +133,10 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
             first_has_most(simulation.shares.clients)
         if server := WAYS.get(options["rule"].partition("+")[2].strip()):
             simulation.setup.strategy = server.make(simulation.strategy.settings)
-        honest, strategy = simulation.transport, simulation.strategy
+        strategy = simulation.strategy
 
-        def transport(messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
-            replies = {client: decode(data, Upload, Change) for client, data in honest(messages)}
+        def tampered(honest: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+            replies = {client: decode(data, Upload, Change) for client, data in honest}
             good = [reply for client, reply in replies.items() if client not in hostile]
             for client, reply in replies.items():
                 if client not in hostile or attack in POISONS:
@@ -135,7 +144,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
                 elif attack != "absent":
                     yield client, encode(forged(reply, good, attack, strategy))
 
-        simulation.carry = transport
+        simulation.tampered = tampered
         scores, apart = (WithModel(simulation.setup, rows) for rows in (simulation.shares.held_out, kept))
         state = simulation.strategy.server.init()
         losses = [float(np.mean(scores.evaluate(state, "before", False).losses))]
