@@ -15,7 +15,7 @@ import pytest
 
 from fedkseed import start
 from fedkseed.recipe.reading import load_recipe
-from fedkseed.round import Broadcasts
+from fedkseed.round import Round
 from fedkseed.run.ray_actors import _Trainer
 from fedkseed.run.simulation import Simulation, answering
 from fedkseed.run.store import Store
@@ -37,9 +37,18 @@ def recipe(tmp_path, model_folder, data_file) -> Path:
     return tmp_path / "recipe.toml"
 
 
-def by_ray(*arguments: object) -> subprocess.Popen[str]:
-    command = [Path(sys.executable).parent / "fedkseed", *arguments, "--engine", "ray"]
-    script = f"ip link set lo up && exec {shlex.join(map(str, command))}"
+def by_ray(*arguments: object, cluster: int = 0) -> subprocess.Popen[str]:
+    """The command in a network of its own; `cluster`: with a cluster there of so many processors."""
+    programs = Path(sys.executable).parent
+    command = shlex.join(map(str, [programs / "fedkseed", *arguments, "--engine", "ray"]))
+    script = f"ip link set lo up && exec {command}"
+    if cluster:
+        first = f"{programs}/ray start --head --num-cpus {cluster} --node-ip-address 127.0.0.1 --port 6379"
+        quiet = ">/dev/null 2>&1"
+        script = (
+            f"ip link set lo up && {first} {quiet} && RAY_ADDRESS=127.0.0.1:6379 {command}; "
+            f"code=$?; {programs}/ray stop --force {quiet}; exit $code"
+        )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300", "TERM": "dumb"}
     return subprocess.Popen(
         ["unshare", "--net", "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -57,7 +66,13 @@ def digest_in(said: str) -> list[str]:
     return re.findall(r"digest of the tuned model\W+([0-9a-f]{64})", said)
 
 
-@pytest.mark.parametrize("more", ["", '[privacy]\nepsilon = 8.0\nunit = "example"\nnorm = 1.0\n'])
+@pytest.mark.parametrize(
+    "more",
+    [
+        "", '[privacy]\nepsilon = 8.0\nunit = "example"\nnorm = 1.0\n',
+        "[privacy]\nepsilon = 8.0\n[secure]\nnorm = 1.0\n",
+    ],
+)  # fmt: skip
 def test_an_actor_answers_for_any_client_of_a_recipe(recipe, more):
     """Without Ray: the answers are those of the clients themselves, to the byte, also of those that add noise."""
     recipe.write_text(recipe.read_text() + more)
@@ -65,8 +80,8 @@ def test_an_actor_answers_for_any_client_of_a_recipe(recipe, more):
     simulation = Simulation(load_recipe(recipe), secret=secret)
     trainer = _Trainer(answering, simulation.recipe.to_toml(), secret, 1)
     assert trainer.identity() == simulation.identity
-    message = Broadcasts(simulation.strategy.server).of(simulation.strategy.server.init())
-    for client in range(5):
+    begun = Round.begin(simulation.strategy, simulation.strategy.server.init(), range(5))
+    for client, message in begun.whole.items():
         assert trainer.answer(message, client)[0] == simulation.answer(message, client)[0]
 
 
@@ -86,6 +101,18 @@ def test_actors_end_with_the_model_of_one_process(tmp_path, model_folder, data_f
     recipe.write_text(recipe_text(model_folder, data_file, **lines))
     found = digest_in(ended(by_ray("run", recipe, "--output", tmp_path / "run")))
     assert found == [start(load_recipe(recipe), tmp_path / "alone").digest]
+
+
+@pytest.mark.network
+@needs_ray
+@needs_namespace
+def test_a_cluster_is_the_one_of_the_address_and_says_what_it_lacks(tmp_path, recipe):
+    output, alone = tmp_path / "run", start(load_recipe(recipe), tmp_path / "alone")
+    for processors in (1, 2):
+        said = ended(by_ray("run", recipe, "--output", output, cluster=processors))
+        if processors == 1:
+            assert "at_once = 2 processes of 1 threads need 2 processors, Ray has 1" in said
+    assert digest_in(said) == [alone.digest]
 
 
 @pytest.mark.network

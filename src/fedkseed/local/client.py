@@ -42,8 +42,8 @@ class Client(Generic[Held]):
 def return_freed() -> None:
     """Return the memory that was freed to the system, which glibc keeps in pieces where batches differ in length.
 
-    After eight clients with a pass back, SmolLM2-135M in bfloat16, rows of up to 256 tokens: 1.4 GB in place of 2.9, in
-    0.15 s a client of 16. Other C libraries have no such function.
+    After eight clients with a pass back, SmolLM2-135M in bfloat16, rows of up to 256 tokens: 1.4 GB in place of 2.9,
+    for 0.15 s of a client's 16 s. Other C libraries have no such function.
     """
     with suppress(AttributeError, OSError, TypeError):  # no such function; no such library; Windows
         ctypes.CDLL(None).malloc_trim(0)
