@@ -43,11 +43,12 @@ def by_ray(*arguments: object, cluster: int = 0) -> subprocess.Popen[str]:
     command = shlex.join(map(str, [programs / "fedkseed", *arguments, "--engine", "ray"]))
     script = f"ip link set lo up && exec {command}"
     if cluster:
-        first = f"{programs}/ray start --head --num-cpus {cluster} --node-ip-address 127.0.0.1 --port 6379"
-        quiet = ">/dev/null 2>&1"
-        script = (
-            f"ip link set lo up && {first} {quiet} && RAY_ADDRESS=127.0.0.1:6379 {command}; "
-            f"code=$?; {programs}/ray stop --force {quiet}; exit $code"
+        ray, quiet = programs / "ray", ">/dev/null 2>&1"
+        head = f"{ray} start --head --block --num-cpus {cluster} --node-ip-address 127.0.0.1 --port 6379"
+        script = (  # `ray stop` would end the clusters of others, too
+            f"ip link set lo up; {head} {quiet} & head=$!; "
+            f"until {ray} status --address 127.0.0.1:6379 {quiet}; do kill -0 $head || exit 1; sleep 1; done; "
+            f"RAY_ADDRESS=127.0.0.1:6379 {command}; code=$?; kill $head; wait $head; exit $code"
         )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300", "TERM": "dumb"}
     return subprocess.Popen(
