@@ -18,7 +18,7 @@ export const KEYS = {
   peft: "rank alpha vector targets virtual_tokens",
   evaluation: "every examples validation best patience clients stop_when_diverged max_tokens metrics generated rouge "
     + "max_new_tokens batch_size sets",
-  network: "minimum deadline grace attempts patience shards",
+  network: "minimum deadline grace attempts patience required shards",
   trust: "rule hostile agreement most_examples warmup guard receipts",
   secure: "norm bits neighbours",
   privacy: "unit epsilon delta norm colluding noise times simulated",

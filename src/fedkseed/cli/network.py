@@ -4,7 +4,7 @@ import os
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
@@ -302,39 +302,42 @@ def doctor(
     policy: PolicyFile = None, certs: Annotated[Path | None, Option(help="Check a server with these keys.")] = None,
     output: Output = None, host: Host = "127.0.0.1", port: Port = 8443,
     changes: Changes = None, as_json: Json = False,
+    tell: Annotated[bool, Option("--tell", help="Tell the server which checks fail, or that all pass.")] = False,
 ) -> None:  # fmt: skip
     """Check a client's or a server's machine before a run: all that the recipe will need, in a line for each check.
 
     The options are those of `fedkseed join` or `fedkseed serve`; a client has the recipe from the server's owner. What
-    fails says what to do, the other checks go on, and the exit code is 2. No row and no result leaves the machine.
+    fails says what to do, the other checks go on, and the exit code is 2. No row leaves the machine, and no result but
+    by --tell, for the server to print.
 
     fedkseed doctor recipe.toml --url https://fl.example.org:8443 --data rows.csv --key my-key --ca ca.pem --model MODEL
     fedkseed doctor recipe.toml --certs keys
     """
     require_packages("HTTPS needs", *PACKAGES)
-    from ..network.doctor import client_checks, findings, server_checks
+    from ..network.doctor import Finding, client_checks, findings, server_checks
     from ..network.protocol.client.recipe_consent import owner_of
     from ..network.protocol.server.serving import begin
     from ..recipe.reading import own_recipe
 
-    if certs and not (url or data or key or ca):
+    found = list[Finding]()
+    if certs and not (url or data or key or ca or tell):
         directory = output or Path("runs") / recipe.stem
         served = partial(begin, recipe, changes or (), directory, note=id, makes=False)
         checks = server_checks(served, directory, certs, host, port)
     elif url and data and key and ca and not certs:
         owner = partial(owner_of, data, model, device, policy, basis, members)
         asked = partial(own_recipe, recipe, changes or ())
-        checks = client_checks(asked, owner, url, ca, key, state or Path("runs") / key.name)
+        directory = state or Path("runs") / key.name
+        checks = client_checks(asked, owner, url, ca, key, directory, found if tell else None)
     else:
         raise FedKSeedError("a client is checked with --url, --data, --key and --ca, a server with --certs")
-    found = list[Any]()
     for finding in findings(checks):
-        found.append(finding._asdict())
+        found.append(finding)
         if not as_json:
             say(
                 f"{ {True: 'passes', False: 'FAILS', None: 'skipped'}[finding.passed]:8}{finding.check}: {finding.said}"
             )
     if as_json:
-        print_json(found)
-    if failed := [row["check"] for row in found if row["passed"] is False]:
+        print_json([finding._asdict() for finding in found])
+    if failed := [finding.check for finding in found if finding.passed is False]:
         raise FedKSeedError(f"{len(failed)} of {len(found)} checks fail: {', '.join(failed)}")

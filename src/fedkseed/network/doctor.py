@@ -68,10 +68,15 @@ def findings(checks: list[Check]) -> Iterator[Finding]:
 
 
 def client_checks(
-    recipe_of: Callable[[], Recipe], owner_of: Callable[[], Owner], url: str, ca: Path, key: Path, directory: Path
-) -> list[Check]:
-    """The checks of a client, in the order in which it meets what they find; see `client_of`."""
-    owner, notes = cache(owner_of), list[str]()
+    recipe_of: Callable[[], Recipe], owner_of: Callable[[], Owner], url: str, ca: Path, key: Path, directory: Path,
+    tells: list[Finding] | None = None,
+) -> list[Check]:  # fmt: skip
+    """The checks of a client, in the order in which it meets what they find; see `client_of`.
+
+    Args:
+        tells: the findings so far, of which the server is told in the end; None: it is not.
+    """
+    owner, notes, tokens = cache(owner_of), list[str](), list[str]()
 
     def asked(ask: Callable[[HttpsClient], str]) -> str:
         client = client_of(owner(), url, ca, key, directory)
@@ -100,7 +105,16 @@ def client_checks(
     def registered(client: HttpsClient) -> str:
         if locked(directory / "client.lock"):  # a session would end that of the other
             return f"not asked, as `fedkseed join` is at work in {directory}"
-        return f"the server knows the key as that of client {client.session.begin()}"
+        number = client.session.begin()
+        tokens.append(client.session.token)
+        return f"the server knows the key as that of client {number}"
+
+    def told(client: HttpsClient) -> str:
+        if not tokens:
+            return "not told, for want of a session"
+        client.session.token = tokens[-1]
+        client.session.tell(failed := [finding.check for finding in tells or () if finding.passed is False])
+        return f"the server was told that {'these fail: ' + ', '.join(failed) if failed else 'all checks pass'}"
 
     @cache
     def recipes() -> tuple[Recipe, Recipe, int]:  # the server's, the client's, a number of clients
@@ -142,7 +156,7 @@ def client_checks(
             raise FedKSeedError(f"{said}; the policy's max_seconds and [network] deadline leave {most:g} s: {remedy}")
         return said
 
-    return [
+    checks: list[Check] = [
         ("versions", versions, ()),
         ("settings", lambda: asked(lambda client: f"{key}, {ca} and {owner().data} can be used"), ()),
         ("server", lambda: asked(server), ("settings",)),
@@ -156,6 +170,9 @@ def client_checks(
         ("memory", lambda: has_memory(recipes()[1], [rows()[1]], []), ("tokens",)),
         ("step", step, ("memory",)),
     ]
+    if tells is not None:
+        checks.append(("told", lambda: asked(told), ("registered",)))
+    return checks
 
 
 def server_checks(recipe_of: Callable[[], Recipe], directory: Path, keys: Path, host: str, port: int) -> list[Check]:

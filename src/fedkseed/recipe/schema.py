@@ -274,6 +274,7 @@ class NetworkTable(Table):
     grace: Positive | None = None  # seconds for the others once the minimum has answered; None: 10, or half its time
     attempts: Count = 3  # deadlines that a round may pass before the run stops for want of the minimum
     patience: Positive = 600.0  # seconds to wait for all clients to connect, when a server starts
+    required: list[Annotated[int, Field(ge=0)]] = []  # clients without whom a server's rounds don't begin
     # Number of clients of each server that stands between this one and them, and adds up their uploads: the first has
     # the clients from 0 on, the next those after it (docs/operations.md). Minimum, default all, and patience are then
     # of shards. None: the clients' uploads come to this server.

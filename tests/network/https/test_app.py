@@ -89,6 +89,7 @@ def test_a_client_proves_its_key_waits_fetches_files_and_answers(place):
         ("GET", "/v1/task?wait=soon", 400), ("GET", "/v1/task?after=00", 400), ("GET", "/v1/file/00", 400),
         ("GET", f"/v1/file/{'0' * 64}", 404), ("GET", "/v1/file/%2e%2e%2frun.sqlite", 404),
         ("POST", f"/v1/task/{'0' * 32}", 401), ("POST", "/v1/session", 401), ("GET", "/docs", 404),
+        ("POST", "/v1/checks", 401), ("GET", "/v1/checks", 405),
     ],
 )  # fmt: skip
 def test_anything_else_is_refused_with_a_line(place, method, path, status):

@@ -238,6 +238,20 @@ def test_a_client_that_has_connected_again_is_asked_again_and_an_older_process_o
     assert not hub.notices
 
 
+def test_what_a_client_s_checks_have_found_is_told_once_a_session_and_in_words(hub):
+    token = begun(hub, 1)
+    for failed in (b"Step", b"step,", b"step,memory", b"a" * 21, b"step\n", "größe".encode()):
+        refused(400, lambda failed=failed: hub.checked(token, failed))
+    refused(401, lambda: hub.checked("other", b""))
+    hub.checked(token, b"")
+    refused(409, lambda: hub.checked(token, b"step"))
+    hub.checked(begun(hub, 1), b"memory, step")
+    told = [(number, text) for number, text, _ in hub.notices if "checks" in text]
+    assert told == [
+        (1, "has passed all checks of its machine"), (1, "has failed checks of its machine: memory, step"),
+    ]  # fmt: skip
+
+
 def test_clients_count_as_connected_while_they_wait_and_a_little_after(hub, clock):
     assert hub.nodes() == []
     token = begun(hub, 1)

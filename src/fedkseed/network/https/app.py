@@ -5,6 +5,7 @@
     GET  /v1/task?wait=S&after=KEY   waits for a task: its stub (task_files.py), or 204 if there was none for S seconds
     GET  /v1/file/SHA-256            a large part of a task; any cache may keep it, for good
     POST /v1/task/KEY                the reply to a task
+    POST /v1/checks                  names of the checks of `fedkseed doctor` that fail; none: all pass
 
 With a page for clients in browsers (browser_page.py) there are its files, too. A refusal is a status and one line of
 text. Whoever has a file's SHA-256 may read it: only clients are sent one.
@@ -26,7 +27,7 @@ from starlette.routing import Route
 from ..http_server import read_body, refuse, write_body
 from ..limits import BURST, PENALTY, REQUEST, WORK, WRITES, Quota, RequestError
 from .browser_page import IMMUTABLE, Page
-from .connections import PROOF, Connections, whole
+from .connections import CHECKS, PROOF, Connections, whole
 from .task_files import DIGEST, KEY
 
 SPOOLED = 1 << 20  # bytes of a reply that are held in memory; a larger one is a file until its turn comes
@@ -74,6 +75,8 @@ def application(connections: Connections, largest: int, strangers: Quota, page: 
     async def file(request: Request) -> Response:
         digest = _bytes(request.path_params["digest"], "a SHA-256", (DIGEST,))
         data = connections.file(digest)
+        if len(data) <= WRITES:
+            return Response(data, headers=IMMUTABLE)
 
         async def parts() -> AsyncIterator[bytes]:  # whole, each reader would have a copy of its own
             for at in range(0, len(data), WRITES):
@@ -101,12 +104,18 @@ def application(connections: Connections, largest: int, strangers: Quota, page: 
                     del reading[number]
         return Response(status_code=204)
 
+    async def checks(request: Request) -> Response:
+        token = _token(request)
+        connections.checked(token, await read_body(request.scope, request.receive, CHECKS))
+        return Response(status_code=204)
+
     routes = [
         Route("/v1/challenge", challenge),
         Route("/v1/session", session, methods=["POST"]),
         Route("/v1/task", task),
         Route("/v1/file/{digest}", file),
         Route("/v1/task/{key}", answer, methods=["POST"]),
+        Route("/v1/checks", checks, methods=["POST"]),
     ]
     routed = Starlette(routes=routes + (page.routes() if page else []), exception_handlers=REFUSALS)
 

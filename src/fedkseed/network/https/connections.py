@@ -7,6 +7,7 @@ None of it is on disk: a server that is started again asks again, and a client's
 import asyncio
 import hashlib
 import hmac
+import re
 import secrets
 import threading
 import time
@@ -30,7 +31,11 @@ AWAY = 40.0  # seconds after its last request for which a client counts as conne
 SIGNED = 128  # bytes before the name in the proof of a client's key, see `Connections.session`
 PROOF = SIGNED + 253  # bytes of a proof at most: a name of DNS has no more characters
 FRESH = 60.0  # seconds for which a challenge can be answered
+CHECKS, SEPARATOR = 512, ", "  # bytes of the names of failed checks, and what stands between them
 AT_ONCE = 1 << 26  # bytes of replies that the rounds take at once: uploads of all weights wait on disk, one by one
+
+
+FAILED = re.compile(rb"([a-z]{1,20}(, [a-z]{1,20})*)?")
 
 
 def copied(keys: Path | str, number: int | str) -> str:
@@ -61,6 +66,7 @@ class ConnectedClient:
     key: EllipticCurvePublicKey
     token: str = ""  # of its session; empty: it has none
     dialled: str = ""  # the name by which it has dialled the server in its last session
+    told: bool = False  # whether it has told in its session what its checks have found
     last_request: float = float("-inf")
     wake: Callable[[], object] | None = None  # lets its request that waits for a task look again
     task: OfferedTask | None = None  # the last one
@@ -224,7 +230,8 @@ class Connections:
             elif client.token:
                 self.notices.append((client.number, "has connected again", client.wake is not None))
             self._end_session(client)  # of a process that was killed, or is another's
-            client.token, client.dialled = secrets.token_urlsafe(16), dialled  # it waits for tasks once it asks for one
+            client.told, client.dialled = False, dialled
+            client.token = secrets.token_urlsafe(16)  # it waits for tasks once it asks for one
             self._sessions[client.token] = client
             return client.number, client.token
 
@@ -314,6 +321,25 @@ class Connections:
             if client.task is task:
                 client.task = None
             self._arrivals[key.hex()] = Arrival(key.hex(), client.number), data
+
+    def checked(self, token: str, failed: bytes) -> None:
+        """Take what the checks of `fedkseed doctor` have found on a client's machine, once a session.
+
+        Args:
+            failed: names of the checks that fail, between them `SEPARATOR`; empty: all pass.
+
+        Raises:
+            RequestError: the session has ended or has told it before, or these are no names.
+        """
+        if not FAILED.fullmatch(failed):
+            raise RequestError(400, "failed checks are words of lower-case letters, and a comma and a space in between")
+        client = self.client(token)
+        with self._lock:
+            if client.told:
+                raise RequestError(409, "this session has told what its checks have found: begin another")
+            client.told = True
+        said = f"failed checks of its machine: {failed.decode()}" if failed else "passed all checks of its machine"
+        self.notices.append((client.number, f"has {said}", False))
 
     def _ended(self, token: str) -> RequestError:
         """The refusal of a session that has ended."""

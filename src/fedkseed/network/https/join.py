@@ -12,7 +12,7 @@ import shlex
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -36,7 +36,7 @@ from ..protocol.client.worker_process import GiveUp, ask_worker, finish_work, la
 from ..protocol.client_gain import GainFile
 from ..protocol.envelope import Code, RefusedError, Reply, Status, Task
 from ..protocol.signatures import certificate, fingerprint, private_key, proof_of
-from .connections import copied
+from .connections import SEPARATOR, copied
 from .task_files import LARGEST, Stub
 from .unreachable import Unreachable, reason_of
 from .way_out import proxy_at, through
@@ -176,6 +176,16 @@ class ServerSession:
             AnswerError: the session has ended.
         """
         return self._ask("POST", f"/v1/task/{key.hex()}", 0, content=reply, headers=self._headers)
+
+    def tell(self, failed: Sequence[str]) -> None:
+        """Say which checks of `fedkseed doctor` fail on this machine; none: all pass.
+
+        Raises:
+            AnswerError: the server refuses it.
+        """
+        answer = self._ask("POST", "/v1/checks", 0, content=SEPARATOR.join(failed).encode(), headers=self._headers)
+        if answer.status != 204:
+            raise AnswerError(f"the server takes no results of checks: {answer.text}", answer.status)
 
     @property
     def _headers(self) -> dict[str, str]:

@@ -589,6 +589,22 @@ def test_nobody_waits_for_a_client_whose_key_was_revoked(setting, tmp_path):
     assert notes.has("without client 1")
 
 
+@pytest.mark.parametrize(
+    ("required", "said"),
+    [
+        ("[0, 1]", r"after 0\.5 s \[network\] required still lacks client 1: start them, or look at their logs"),
+        ("[2, 3]", r"\[network\] required names \[3\], and no such client of 3 has a key"),
+    ],
+)
+def test_a_run_begins_with_the_clients_that_it_must_have(setting, tmp_path, required, said):
+    directory = setting.begin(tmp_path / "run", f"{ONE_OF_THREE}\nrequired = {required}")
+    with pytest.raises(FedKSeedError, match=said):
+        setting.serve(directory, nodes=lambda: (NODES[0], NODES[2]))
+    present = setting.begin(tmp_path / "present", f"{ONE_OF_THREE}\nrequired = [0, 2]")
+    result = setting.serve(present, nodes=lambda: (NODES[0], NODES[2]))
+    assert [r["clients"] for r in result.reports] == [[0, 2]] * 3
+
+
 def test_a_client_with_another_base_model_says_so_in_a_word_and_the_others_go_on(setting, tmp_path, capsys):
     other = AutoModelForCausalLM.from_pretrained(setting.model)
     other.model.norm.weight.data[0] += 1

@@ -135,10 +135,17 @@ class RemoteClients:
         """Wait until all clients are connected; after [network] patience, the minimum of a round is enough.
 
         Raises:
-            FedKSeedError: fewer clients than the minimum are connected.
+            FedKSeedError: fewer clients than the minimum are connected, or one of [network] required is not.
         """
-        expected, total = self.numbers.expected, self.numbers.count
+        expected, total, required = self.numbers.expected, self.numbers.count, {*self.options.required}
+        if strangers := sorted(required - expected):
+            raise FedKSeedError(f"[network] required names {strangers}, and no such client of {total} has a key")
         online = self.wait_for(expected)
+        if away := sorted(required - online.keys()):
+            raise FedKSeedError(
+                f"after {self.options.patience:g} s [network] required still lacks {self.named(*away)}: start them, or "
+                "look at their logs, and start the server again"
+            )
         if not expected.issubset(online) and len(online) < self.minimum:
             raise FedKSeedError(
                 f"after {self.options.patience:g} s {len(online)} clients are connected, a round needs {self.minimum}: "
