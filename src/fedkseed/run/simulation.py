@@ -97,8 +97,10 @@ class Simulation:
         holdings |= {"too_long": shares.too_long, "held_out": len(shares.held_out), "names": shares.names}
         holdings["repeated"] = shares.also_trained
         evaluator = WithModel(self.setup, shares.held_out, self.stopwatch, self.metrics, shares.sets)
-        parts = self.recipe, self.strategy, self.identity, self.round, evaluator, self.progress, self.reach
-        return Federation(*parts, holdings, shares.notes, lambda: self.receipts, clients=len(shares.clients))
+        return Federation(
+            self.recipe, self.strategy, self.identity, self.round, evaluator, self.progress, reach=self.reach,
+            holdings=holdings, notes=shares.notes, receipts=lambda: self.receipts, clients=len(shares.clients),
+        )  # fmt: skip
 
     @property
     def identity(self) -> dict[str, str]:
@@ -225,14 +227,14 @@ class Simulation:
         self._kept = {client: broadcasts.after(done, find) for client, done in holders.items()}
         self.receipts = {}
 
-        def transport(messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+        def recording(messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
             for client, reply in self.transport(messages):
                 if self.recipe.keeps_uploads and self.setup.algorithm.pooled:
                     self.receipts[client] = Receipt(reply)  # the last one is the upload
                 yield client, reply
                 del reply
 
-        after, report = run_round(self.strategy, state, [*step.begun], transport, began, self._kept, broadcasts)
+        after, report = run_round(self.strategy, state, [*step.begun], recording, began, self._kept, broadcasts)
         elsewhere = self._workers is not None or self.setup.weights.layout.entries[0].tensor.device.type != "cpu"
         computed = None if elsewhere else report.cpu_seconds
         return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)

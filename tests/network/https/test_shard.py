@@ -260,7 +260,7 @@ def test_a_task_for_which_the_root_does_not_wait_any_more_is_given_up(tmp_path):
 
     ClientNumbers.register(tmp_path, range(1))
     numbers = ClientNumbers(tmp_path, None)
-    remote = RemoteClients(Direct({}), numbers, b"recipe", 1, NetworkTable(), Notes(), check=still_awaited)
+    remote = RemoteClients(Direct({}), numbers, b"recipe", 1, NetworkTable(), Notes(), interrupt=still_awaited)
     with pytest.raises(AbandonedError):  # and not tried again until the deadline, as after other errors of a carrier
         dict(remote.transport(0, {0: b"broadcast"}, 1, id))
 

@@ -140,7 +140,7 @@ class ShardClients:
         """Wait until all clients are connected, or for some seconds."""
         end = time.monotonic() + patience
         while (remaining := end - time.monotonic()) > 0:
-            remote = self.remote(b"", NetworkTable(patience=remaining), check=self.check_keys)
+            remote = self.remote(b"", NetworkTable(patience=remaining), interrupt=self.check_keys)
             with suppress(RekeyedError):  # then others are waited for
                 remote.wait_for(remote.numbers.expected)
                 return
@@ -257,7 +257,7 @@ class Shard:
                 remote.history = lambda since, done: (self._links[since : done + 1], task.head, task.stem)
                 seconds = max(1.0, end - time.monotonic())  # all that are connected are waited for until the end
                 remote.options = NetworkTable(deadline=seconds, grace=seconds, attempts=1)
-                remote.check = lambda: (self.clients.check_keys(), still_awaited())
+                remote.interrupt = lambda: (self.clients.check_keys(), still_awaited())
                 return ask(remote)
             except RekeyedError:
                 self.clients.progress.note("clients have other keys; they are asked again")

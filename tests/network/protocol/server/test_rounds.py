@@ -386,7 +386,7 @@ def test_a_server_of_weights_holds_as_much_of_18_uploads_as_of_2(tmp_path, monke
                     hub._arrivals[key] = Arrival(key, task.client), body
 
         numbers = ClientNumbers(tmp_path / str(count), None)
-        remote = RemoteClients(hub, numbers, b"recipe", count, NetworkTable(), Silent(), check=answering)
+        remote = RemoteClients(hub, numbers, b"recipe", count, NetworkTable(), Silent(), interrupt=answering)
         alive = Alive(monkeypatch)
         rounds = NetworkRounds(3, strategy, remote, count, False, tmp_path / "first leg")
         tracemalloc.start()

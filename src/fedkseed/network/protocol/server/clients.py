@@ -35,7 +35,7 @@ PAUSE = 1.0  # seconds after an error of the carrier's
 GRACE, STARTING = 10.0, 60.0
 OFFENCES, REST = 3, 10  # answers of a client that can't be used, and the rounds in which it is not asked after them
 
-Check: TypeAlias = Callable[[int, bytes], object]  # raises FedKSeedError if a client's message can't be used
+Take: TypeAlias = Callable[[int, bytes], object]  # adds a client's message; a FedKSeedError if it can't be used
 # (since, rounds done) -> the links from the state after `since` rounds on, head and stem
 History: TypeAlias = Callable[[int, int], tuple[list[bytes], bytes, bytes]]
 Answer = TypeVar("Answer")
@@ -120,7 +120,7 @@ class RemoteClients:
     progress: Progress
     signing: ServerSigning | None = None  # None: tasks and answers travel unsigned
     history: History | None = None  # the links of the run's log, for each task; None: none is sent
-    check: Callable[[], object] = lambda: None  # before each call of the carrier; may raise a RoundStoppedError
+    interrupt: Callable[[], object] = lambda: None  # before each call of the carrier; may raise a RoundStoppedError
     signatures: dict[int, bytes] = field(default_factory=dict)  # of accepted answers; the caller empties it
     _clients: defaultdict[int, RemoteClient] = field(default_factory=lambda: defaultdict(RemoteClient))
     _tasks: dict[str, OpenTask] = field(default_factory=dict)  # also of earlier rounds: late answers are reported
@@ -182,21 +182,21 @@ class RemoteClients:
         return self._online
 
     def transport(
-        self, round_: int, sent: Mapping[int, bytes], minimum: int, check: Check,
+        self, round_: int, sent: Mapping[int, bytes], minimum: int, take: Take,
         whole: Mapping[int, bytes] | None = None,
     ) -> Iterator[tuple[int, bytes]]:  # fmt: skip
         """Carry the messages of a round and yield (client, its answer) as answers come.
 
         Args:
             minimum: number of answers needed, or all if fewer are asked. Connected clients are waited for even if 0.
-            check: raises `FedKSeedError` if an answer can't be used.
+            take: adds an answer to the round; raises `FedKSeedError` if it can't be used.
             whole: by client: the message that a difference in `sent` restores, which is what a client signs.
 
         Raises:
             FedKSeedError: fewer clients than the minimum have answered after all attempts, or a message is too large.
         """
         minimum = min(minimum, len(sent))
-        return self._exchange(Exchange(round_, self._awake(round_, sent, minimum), whole or sent, minimum), check)
+        return self._exchange(Exchange(round_, self._awake(round_, sent, minimum), whole or sent, minimum), take)
 
     def _awake(self, round_: int, sent: Mapping[int, bytes], minimum: int = 0) -> Mapping[int, bytes]:
         """The messages to clients that do not rest; all messages where too few are left."""
@@ -221,7 +221,7 @@ class RemoteClients:
             The clients that have kept it, each with its gain, if it has sent one.
         """
 
-        def check(client: int, reply: bytes) -> None:
+        def take(client: int, reply: bytes) -> None:
             if reply and not measuring:
                 raise FedKSeedError(f"it was sent the tuned model, and answers with {len(reply)} bytes, not with none")
             if reply:
@@ -229,10 +229,10 @@ class RemoteClients:
 
         sent = self._awake(done, dict.fromkeys(sorted(self.online()), message))
         exchange = Exchange(done, sent, sent, 0, keep=True, unhurried=measuring or unhurried)
-        answers = self._exchange(exchange, check) if sent else ()
+        answers = self._exchange(exchange, take) if sent else ()
         return {client: GainSum.decode(reply) if reply else None for client, reply in answers}
 
-    def _exchange(self, exchange: Exchange, check: Check) -> Iterator[tuple[int, bytes]]:
+    def _exchange(self, exchange: Exchange, take: Take) -> Iterator[tuple[int, bytes]]:
         """Attempt an exchange until enough have answered, and yield the answers that can be used."""
         sent, attempts = exchange.sent, self.options.attempts
         if away := [client for client in sent if client not in self.online()]:
@@ -247,7 +247,7 @@ class RemoteClients:
                     f"{self.options.deadline:g} s; trying again, {attempt + 1} of {attempts}"
                 )
             for client, reply in self._attempt(exchange):
-                if self._accepts(exchange, client, reply, check):
+                if self._accepts(exchange, client, reply, take):
                     yield client, reply.message
             if exchange.enough or exchange.complete:
                 self._note_missing(exchange)
@@ -398,10 +398,10 @@ class RemoteClients:
                 return Reply(Status.FAILED, text=str(error))
         return reply
 
-    def _accepts(self, exchange: Exchange, client: int, reply: Reply, check: Check) -> bool:
-        """Whether an answer can be used; notes it, or that it is left out."""
+    def _accepts(self, exchange: Exchange, client: int, reply: Reply, take: Take) -> bool:
+        """Whether an answer could be used and was taken; notes it, or that it is left out."""
         try:
-            check(client, reply.message)
+            take(client, reply.message)
         except FedKSeedError as error:
             exchange.refused[client] = str(error)
             self.progress.clients([client], "refused")
@@ -459,7 +459,7 @@ class RemoteClients:
         The first of several errors in a row is reported, and `_attempt` raises those that last.
         """
         try:
-            self.check()
+            self.interrupt()
             answer = call()
         except RoundStoppedError:
             raise

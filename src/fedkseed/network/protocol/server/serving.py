@@ -69,13 +69,13 @@ def begin(
 
 
 def serve(
-    directory: Path, carrier: Carrier, folder: str, progress: Progress, check: Callable[[], object] = lambda: None
+    directory: Path, carrier: Carrier, folder: str, progress: Progress, interrupt: Callable[[], object] = lambda: None
 ) -> Result:
     """Carry out the remaining rounds of a run with the clients behind a carrier.
 
     Args:
         folder: the transport's own in the run's directory, with what signs and the clients' keys.
-        check: may raise a `RoundStoppedError`, which ends this; called again and again.
+        interrupt: may raise a `RoundStoppedError`, which ends this; called again and again.
 
     Raises:
         FedKSeedError: there is no run, another process works on the run, its model or data have changed, or too few
@@ -97,7 +97,7 @@ def serve(
         history = None if signing is None else store.history
         if signing is not None:
             remember_audiences(store, signing.audiences)
-        remote = RemoteClients(carrier, numbers, text, minimum, recipe.network, activity, signing, history, check)
+        remote = RemoteClients(carrier, numbers, text, minimum, recipe.network, activity, signing, history, interrupt)
         parts = federation(recipe, remote, kept_secret(recipe, directory))
         before = store.rounds
         result = work(store, parts)
