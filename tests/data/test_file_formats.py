@@ -25,11 +25,11 @@ from fedkseed.data.file_formats import (
     MAX_RATIO,
     MAX_SMALL,
     PACKINGS,
-    TEXT_FORMATS,
     format_of,
     is_saved,
     open_rows,
 )
+from fedkseed.data.first_bytes import TEXT
 
 ROWS = [
     {"prompt": "Wie heißt das?", "completion": 'So, "genau" so; und so\tweiter'},
@@ -71,7 +71,7 @@ def places(path: Path | str) -> list[str]:
 
 
 @pytest.mark.parametrize("packing", ["", *PACKINGS])
-@pytest.mark.parametrize("kind", TEXT_FORMATS)
+@pytest.mark.parametrize("kind", TEXT)
 def test_files_of_python_s_own_modules_are_read_in_any_packing(tmp_path, kind, packing):
     content = content_of(kind, tmp_path / "plain")
     path = tmp_path / f"It{kind.upper()}{packing}"
@@ -89,7 +89,7 @@ def test_files_of_pandas_are_read(tmp_path, packing):
     table.to_csv(tmp_path / f"a.tsv{packing}", index=False, sep="\t")
     table.to_json(tmp_path / f"a.json{packing}", orient="records")
     table.to_json(tmp_path / f"a.jsonl{packing}", orient="records", lines=True)
-    for kind in TEXT_FORMATS:
+    for kind in TEXT:
         assert found(tmp_path / f"a{kind}{packing}") == ROWS
 
 
@@ -279,10 +279,10 @@ def test_a_field_longer_than_the_csv_module_s_own_limit_is_read_and_the_limit_is
 def test_more_rows_than_fit_are_refused_in_every_format(tmp_path, monkeypatch):
     Dataset.from_list(ROWS).save_to_disk(tmp_path / "saved")
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
-    for kind in TEXT_FORMATS:
+    for kind in TEXT:
         (tmp_path / f"a{kind}").write_bytes(content_of(kind, tmp_path / "x"))
     monkeypatch.setattr(formats, "MAX_ROWS", 2)
-    for name in ("saved", "a.parquet", *(f"a{kind}" for kind in TEXT_FORMATS)):
+    for name in ("saved", "a.parquet", *(f"a{kind}" for kind in TEXT)):
         with pytest.raises(FedKSeedError, match=r"at most 2 (rows|lines)"):
             found(tmp_path / name)
 

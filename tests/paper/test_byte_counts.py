@@ -8,7 +8,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from fedkseed.models.tail import last_layers
 from fedkseed.paper import byte_counts
-from fedkseed.paper.byte_counts import DATAJUICER, LLAMA, SEEDS, TABLE_3, TITLES, Architecture, trainable
+from fedkseed.paper.byte_counts import DATAJUICER, LLAMA, SEEDS, TABLE_3, TITLES, Architecture
+from fedkseed.recipe.algorithms import ALGORITHMS
+from fedkseed.recipe.schema import PeftTable
 
 CELLS = [
     (method, title, cells[number][0])
@@ -47,10 +49,10 @@ def test_sizes_are_those_that_pytorch_and_peft_count(tied):
         "fedprompt": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=20),
         "fedptuning": PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=20, encoder_hidden_size=64),
     }
-    assert LlamaForCausalLM(config).num_parameters() == trainable("fedavg", sizes)
+    assert LlamaForCausalLM(config).num_parameters() == sizes.tuned("all", PeftTable())
     for method, adapter in options.items():
         tuned = get_peft_model(LlamaForCausalLM(config), adapter)
-        assert tuned.get_nb_trainable_parameters()[0] == trainable(method, sizes)
+        assert tuned.get_nb_trainable_parameters()[0] == sizes.tuned(ALGORITHMS[method].tuned, PeftTable())
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -63,5 +65,5 @@ def test_weights_of_the_last_layers_are_those_of_a_model(count):
     model = LlamaForCausalLM(config)
     patterns = last_layers(model, count)
     tuned = [p.numel() for name, p in model.named_parameters() if any(fnmatch(name, each) for each in patterns)]
-    assert trainable("fedkseed", sizes, count) == sum(tuned)
-    assert trainable("fedkseed", sizes) == sum(p.numel() for p in model.parameters())
+    assert sizes.tuned("all", PeftTable(), count) == sum(tuned)
+    assert sizes.tuned("all", PeftTable()) == sum(p.numel() for p in model.parameters())

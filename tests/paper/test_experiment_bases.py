@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedkseed.errors import FedKSeedError
-from fedkseed.paper.experiment_bases import EXAMPLES, describe_bases, make_bases, with_basis_place
+from fedkseed.paper.experiment_bases import EXAMPLES, all_places, describe_bases, make_bases
 from fedkseed.paper.experiments import Experiment, load
 from fedkseed.weights.basis_file import load_basis
 
@@ -39,27 +39,29 @@ def experiment(model_folder, data_file) -> Experiment:
 
 
 def test_bases_that_can_be_made_have_a_folder_of_the_experiment_and_one_alone_a_file(experiment, tmp_path):
-    folder = tmp_path / "bases" / "tiny" / "informed"
-    assert with_basis_place(experiment, tmp_path, {"model": "m"}, "text") == {"model": "m", "basis": str(folder)}
+    folder, given = tmp_path / "bases" / "tiny" / "informed", {"model": "m"}
+    file = given | {"basis": str(folder / "basis.safetensors")}
+    assert all_places(experiment, tmp_path, given, "text") == given | {"basis": str(folder)}
     alone = replace(experiment, bases={"$basis": {"scaled": False}})
-    assert with_basis_place(alone, tmp_path, {}, "text") == {"basis": str(folder / "basis.safetensors")}
+    assert all_places(alone, tmp_path, given, "text") == file
     shipped = replace(experiment, bases={"$basis": {"scaled": False, "data": "package:dolly-sample"}})
-    assert with_basis_place(shipped, tmp_path, {}, None) == {"basis": str(folder / "basis.safetensors")}
+    assert all_places(shipped, tmp_path, given, None) == file
 
 
 def test_a_basis_that_is_given_stays_and_without_text_there_is_none(experiment, tmp_path):
-    assert with_basis_place(experiment, tmp_path, {"basis": "mine"}, None) == {"basis": "mine"}
-    assert with_basis_place(experiment, tmp_path, {}, None) == {}
+    tiny = {"model": str(tmp_path / "models" / "tiny")}
+    assert all_places(experiment, tmp_path, {"basis": "mine"}, None) == tiny | {"basis": "mine"}
+    assert all_places(experiment, tmp_path, {}, None) == tiny
     half = replace(experiment, bases={PLAIN: {"scaled": False, "data": "some"}, SCALED: {"scaled": True}})
-    assert with_basis_place(half, tmp_path, {}, None) == {}
+    assert all_places(half, tmp_path, {}, None) == tiny
     with pytest.raises(FedKSeedError, match="not both"):
-        with_basis_place(experiment, tmp_path, {"basis": "mine"}, "text")
+        all_places(experiment, tmp_path, {"basis": "mine"}, "text")
     with pytest.raises(FedKSeedError, match="informed makes no basis of public text; leave --public out"):
-        with_basis_place(replace(experiment, bases={}), tmp_path, {}, "text")
+        all_places(replace(experiment, bases={}), tmp_path, {}, "text")
 
 
 def test_each_basis_is_made_once_for_its_runs_in_float32_and_described(experiment, data_file, tmp_path):
-    given = with_basis_place(experiment, tmp_path, {}, str(data_file))
+    given = all_places(experiment, tmp_path, {}, str(data_file))
     make_bases(experiment, given, str(data_file))
     plain, scaled = (Path(given["basis"]) / Path(place).name for place in (PLAIN, SCALED))
     assert sorted(plain.parent.iterdir()) == [plain, scaled]
@@ -83,7 +85,7 @@ def test_each_basis_is_made_once_for_its_runs_in_float32_and_described(experimen
 
 
 def test_a_basis_of_no_run_is_not_made_and_text_that_is_not_there_leaves_no_file(experiment, data_file, tmp_path):
-    given = with_basis_place(experiment, tmp_path, {}, str(data_file))
+    given = all_places(experiment, tmp_path, {}, str(data_file))
     fewer = replace(experiment, axes=experiment.axes | {"method": ["hadamard", "plain"]})
     with pytest.raises(FedKSeedError, match="missing"):
         make_bases(fewer, given, str(tmp_path / "missing.jsonl"))
@@ -95,6 +97,6 @@ def test_a_basis_of_no_run_is_not_made_and_text_that_is_not_there_leaves_no_file
 
 def test_a_basis_is_of_64_examples_where_the_experiment_says_nothing_else(experiment, data_file, tmp_path):
     silent = replace(experiment, bases={PLAIN: {"scaled": False}})
-    given = with_basis_place(silent, tmp_path, {}, str(data_file))
+    given = all_places(silent, tmp_path, {}, str(data_file))
     make_bases(silent, given, str(data_file))
     assert load_basis(Path(given["basis"]) / Path(PLAIN).name).about["examples"] == min(EXAMPLES, 36)

@@ -360,14 +360,8 @@ def _eval_run(directory: Path, model: str | None, after: int | None, ensemble: i
     base = Evaluation.of(before) if (before := store.evaluations().get(0)) else NOT_EVALUATED
     clients = gains(base, scores)
     if as_json:
-        print_json(
-            {
-                "rounds": state.round,
-                "ensemble": ensemble,
-                "sets": sets_table(base, scores),
-                "clients": gains_table(clients),
-            }
-        )
+        found = {"rounds": state.round, "ensemble": ensemble, "sets": sets_table(base, scores)}
+        print_json(found | {"clients": gains_table(clients)})
         return
     which = f", mean of the last {ensemble}" if ensemble > 1 else ""
     console.print(f"after {state.round} rounds{which}:", end=" ")

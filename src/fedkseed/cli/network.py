@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ..network.https.browser_page import Page
     from ..network.https.server import Address
-    from ..recipe.rules import Where
-    from ..recipe.schema import Recipe
 
 PACKAGES = ("cryptography", "httpx", "starlette", "uvicorn")
 Certs = Annotated[Path, Option(help="The directory that `fedkseed certs` has made.")]
@@ -71,22 +69,6 @@ class Notes(Silent):
 
     def note(self, text: str) -> None:
         say(text)
-
-
-def begun(recipe: Path, changes: list[str] | None, output: Path | None, *places: "Where") -> "tuple[Recipe, Path]":
-    """The recipe of a server, and the directory of its run, which is made or goes on.
-
-    Args:
-        places: of the server, whose rules hold beside those of a network.
-
-    Raises:
-        FedKSeedError: the recipe can't be followed over a network, or the directory holds a run of another.
-    """
-    from ..network.protocol.server.serving import begin
-
-    keep_private()
-    directory = output or Path("runs") / recipe.stem
-    return begin(recipe, changes or (), directory, *places, note=say), directory
 
 
 def keep_private() -> None:
@@ -141,10 +123,13 @@ def serve(
         raise FedKSeedError("--model-files are for the page: add --page, or leave them out")
     from ..network.https.browser_page import Page
     from ..network.https.server import run
+    from ..network.protocol.server.serving import begin
     from ..recipe.rules import Where
 
+    keep_private()
+    directory = output or Path("runs") / recipe.stem
     address = _address(host, port, tls, strangers, Page(model_files) if page else None)
-    wanted, directory = begun(recipe, changes, output, *([Where.PAGE] if page else []))
+    wanted = begin(recipe, changes or (), directory, *([Where.PAGE] if page else []), note=say)
     with stoppable("goes on from the last finished round"), Bars(wanted.training.rounds) as bars:
         result = run(directory, wanted, certs.resolve(), address, bars)
     end_run(result, directory, as_json)

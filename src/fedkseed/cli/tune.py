@@ -77,9 +77,10 @@ def run(
     if dry_run:
         from ..planning.forecast import forecast
         from ..report.tables import print_forecast
+        from ..run.simulation import Simulation
 
         with Bars(0) as bars:
-            costs = forecast(parsed, bars)
+            costs = forecast(Simulation(parsed.absolute(), bars))
         if as_json:
             print_json(costs)
         else:

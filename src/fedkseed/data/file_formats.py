@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import FedKSeedError, needs_extra, others_border
-from .first_bytes import LOOKED_AT, what_it_is
+from .first_bytes import LOOKED_AT, TEXT, what_it_is
 from .layouts import KNOWN_NAMES, Columns, listed, names_of, needed_columns, simplified
 from .parquet import parquet_rows
 from .spreadsheets import sheets_of
@@ -26,7 +26,6 @@ from .text_encodings import REMEDY, decode, encoding_of, marked_encoding
 
 SAMPLES = ("dolly-sample", "intents")  # shipped with the package, as NAME.jsonl.gz
 TABLES = (".csv", ".tsv")
-TEXT_FORMATS = (*TABLES, ".json", ".jsonl")
 PACKINGS = (".gz", ".zst")
 SHEETS = (".xlsx", ".xlsm", ".xls", ".ods")
 READABLE = "*.csv, *.tsv, *.json, *.jsonl, each plain, .gz or .zst, *.parquet, *.xlsx and *.ods"  # formats, for errors
@@ -60,7 +59,7 @@ def format_of(name: str) -> tuple[str, str] | None:
     name = name.lower()
     packing = next((packing for packing in PACKINGS if name.endswith(packing)), "")
     ending = Path(name.removesuffix(packing)).suffix
-    return (ending, packing) if ending in TEXT_FORMATS or (ending in (".parquet", *SHEETS) and not packing) else None
+    return (ending, packing) if ending in TEXT or (ending in (".parquet", *SHEETS) and not packing) else None
 
 
 def is_saved(path: Path) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, first_line
 from . import backends, reference
 from .factors import Basis, Factor
 from .pool import Pool
@@ -71,7 +71,7 @@ def check(device: str = "cpu") -> Iterator[tuple[str, int, list[str]]]:
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # what PyTorch raises varies with its build
-        raise FedKSeedError(f"can't use the device {device!r}: {str(error).splitlines()[0]}") from error
+        raise FedKSeedError(f"can't use the device {device!r}: {first_line(error)}") from error
     for backend in ("numpy", *backends.names(torch.device(device))):
         cases = cases_of(backend)
         wrong = [case["name"] for section, case in cases if SECTIONS[section](case, backend, device) != case["bits"]]

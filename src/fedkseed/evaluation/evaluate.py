@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from copy import copy
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -135,15 +136,14 @@ def respond(
     mask = pad_sequence([torch.ones_like(text) for text in texts], **padding)
     # Two answers in turns would restore each other's settings: but for peft's, a copy that shares the weights answers.
     answering, inner = (model, model.get_base_model()) if hasattr(model, "get_base_model") else [copy(model)] * 2
-    own, inner.generation_config = inner.generation_config, greedy(model, tokenizer, ends, rooms[0])
+    settings = greedy(model, tokenizer, ends, rooms[0])
     asked = {"input_ids": tokens.to(model.device), "attention_mask": mask.to(model.device)}
-    with warnings.catch_warnings() if virtual else nullcontext():  # which turns would restore, too
+    quiet = warnings.catch_warnings() if virtual else nullcontext()  # which turns would restore, too
+    # What an argument does not set, as penalties, would come from the model's own settings.
+    with quiet, patch.object(inner, "generation_config", settings):
         if virtual:  # peft's: no position ids are needed
             warnings.filterwarnings("ignore", "Position ids are not supported")
-        try:  # what an argument does not set, as penalties, would come from the model's own settings
-            output = answering.generate(**asked, generation_config=inner.generation_config)
-        finally:
-            inner.generation_config = own
+        output = answering.generate(**asked, generation_config=settings)
     return tokenizer.batch_decode(output[:, tokens.shape[1] :], skip_special_tokens=True)
 
 

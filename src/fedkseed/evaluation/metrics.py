@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..data.batches import IGNORED, Batch, Encoded
-from ..data.sources import Example
+from ..data.layouts import Example
 from ..errors import FedKSeedError, needs_extra
 from ..models.loss import response_logits
 from ..recipe import own_code

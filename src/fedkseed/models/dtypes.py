@@ -6,7 +6,7 @@ product in bfloat16 takes 9.2 times as long as in float32, with AVX-512 1.2 time
 
 from collections.abc import Callable
 from functools import cache
-from time import perf_counter
+from timeit import repeat
 
 from ..recipe.schema import Recipe
 
@@ -21,16 +21,14 @@ def slowness(dtype: str, device: str) -> float:
     import torch
 
     place = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    best = list[float]()
-    for kind in (getattr(torch, dtype), torch.float32):
+
+    def quickest(kind: torch.dtype) -> float:
         rows, matrix = (torch.ones(size, WIDTH, dtype=kind, device=place) for size in (TOKENS, WIDTH))
-        times = list[float]()
-        for _ in range(TIMES + 1):  # the first one compiles, or makes room
-            begin = perf_counter()
-            float(torch.nn.functional.linear(rows, matrix)[0, 0])  # waits for a GPU
-            times.append(perf_counter() - begin)
-        best.append(min(times[1:]))
-    return best[0] / best[1]
+        linear = torch.nn.functional.linear
+        times = repeat(lambda: float(linear(rows, matrix)[0, 0]), number=1, repeat=TIMES + 1)  # float waits for a GPU
+        return min(times[1:])  # the first one compiles, or makes room
+
+    return quickest(getattr(torch, dtype)) / quickest(torch.float32)
 
 
 def with_dtype(recipe: Recipe, note: Callable[[str], object]) -> Recipe:

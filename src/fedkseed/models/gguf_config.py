@@ -60,11 +60,8 @@ def _by_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"rope_type": "linear", "factor": factor}
     if kind != "yarn" or "original_context_length" not in fields:
         raise FedKSeedError(f"its positions are scaled by {kind!r}; linear is known here, and yarn of a given length")
-    return {
-        "rope_type": "yarn",
-        "factor": factor,
-        "original_max_position_embeddings": fields["original_context_length"],
-    }
+    original = fields["original_context_length"]
+    return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
 
 
 def _by_factors(factors: NDArray[np.float64], theta: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..data.batches import IGNORED, Batch, Encoded, collate
-from ..data.sources import Example
+from ..data.layouts import Example
 from ..errors import FedKSeedError, first_line
 from ..weights.base import Pooled, Weights
 from ..weights.layout import Layout

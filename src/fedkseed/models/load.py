@@ -8,6 +8,7 @@ from io import StringIO
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gguf
 import torch
@@ -245,12 +246,9 @@ def save_model(model: Any, folder: Path) -> None:
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Write the files of a tokenizer from `load_tokenizer`, with the limit of tokens that its own files gave."""
-    of_model = tokenizer.model_max_length
-    tokenizer.model_max_length = tokenizer.init_kwargs.get("model_max_length", VERY_LARGE_INTEGER)
-    try:
+    limit = tokenizer.init_kwargs.get("model_max_length", VERY_LARGE_INTEGER)
+    with patch.object(tokenizer, "model_max_length", limit):
         tokenizer.save_pretrained(folder)
-    finally:
-        tokenizer.model_max_length = of_model
 
 
 def positions(config: Any) -> int | None:

@@ -74,8 +74,8 @@ def _peft() -> Any:
     return peft
 
 
-def lora_size(shapes: Mapping[str, Sequence[int]], rank: int = 8) -> int | None:
-    """The number of weights of a LoRA in the matrices of queries and values, where peft puts it in most architectures.
+def lora_size(shapes: Mapping[str, Sequence[int]]) -> int | None:
+    """The number of weights of a LoRA of rank 8 in the matrices of queries and values, where peft puts most.
 
     Args:
         shapes: the shapes of a model's tensors, by name.
@@ -84,4 +84,4 @@ def lora_size(shapes: Mapping[str, Sequence[int]], rank: int = 8) -> int | None:
         None if no tensor has the name of such a matrix.
     """
     adapted = [shape for name, shape in shapes.items() if name.endswith((".q_proj.weight", ".v_proj.weight"))]
-    return rank * sum(map(sum, adapted)) or None
+    return 8 * sum(map(sum, adapted)) or None

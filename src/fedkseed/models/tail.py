@@ -131,7 +131,7 @@ class Tail:
         vars(model)[ATTRIBUTE] = self
 
     def close(self) -> None:
-        """Give the model its own passes back."""
+        """Undo the changes to the model's layers."""
         vars(self._model).pop(ATTRIBUTE, None)
         for layer in self._first:
             del layer.forward
@@ -159,12 +159,9 @@ class Tail:
 
     def batch(self, batch: Batch) -> AbstractContextManager[None]:
         """A call of the model with a batch, which begins with its states unless the call belongs to an evaluation."""
-        padded_first = not bool(batch.mask[:, 0].all())
-        return (
-            nullcontext()
-            if CALLS.get() is not None or padded_first
-            else self._made(Calls(self, iter([self._states(batch)])))
-        )
+        if CALLS.get() is not None or not bool(batch.mask[:, 0].all()):
+            return nullcontext()
+        return self._made(Calls(self, iter([self._states(batch)])))
 
     @contextmanager
     def shared(self, key: Any) -> Iterator[None]:

@@ -38,23 +38,17 @@ def architecture(model: str) -> Architecture:
     return PAPER[model] if model in PAPER else sizes_of(model)
 
 
-def trainable(method: str, sizes: Architecture, last_layers: int | None = None) -> int:
-    """Number of weights that a method tunes, with adapters of the paper's sizes."""
-    kind = ALGORITHMS[method].tuned if method in ALGORITHMS else "all"
-    return sizes.tuned(kind, PeftTable(), last_layers)
-
-
 def kseed(size: int, steps: int = 200, *, importance: bool = False) -> tuple[int, int]:
     """Bytes of FedKSeed: down a seed and K scalars (with Pro also K probabilities), up τ pairs of seed and scalar."""
     return INTEGER + size * FLOAT * (2 if importance else 1), steps * (INTEGER + FLOAT)
 
 
-def communication(method: str, sizes: Architecture, size: int = 4096, steps: int = 200) -> int:
+def communication(method: str, sizes: Architecture, size: int = 4096) -> int:
     """Bytes of a client in a round, down and up together, as the paper counts them."""
     if method in ("fedkseed", "fedkseed-pro"):
-        return sum(kseed(size, steps, importance=method == "fedkseed-pro"))
+        return sum(kseed(size, importance=method == "fedkseed-pro"))
     ways = 1 if method in ("fedavg", "fedzo", "fedmezo") else 2  # see this file's docstring
-    return ways * FLOAT * trainable(method, sizes)
+    return ways * FLOAT * sizes.tuned(ALGORITHMS[method].tuned, PeftTable())
 
 
 def printed(count: float) -> str:

@@ -21,21 +21,18 @@ BASIS_PLACE = "basis"
 EXAMPLES = 64  # that a basis is made of, where the experiment says no other number
 
 
-def all_places(experiment: Experiment, output: Path, given: Mapping[str, str], public: str | None) -> Mapping[str, str]:
-    """The paths given, and those of what is made where it is missing: the tiny model, and bases."""
-    given = ({"model": str(tiny_place(output))} if experiment.scale == "tiny" else {}) | {**given}
-    return with_basis_place(experiment, output, given, public)
-
-
 def tiny_place(output: Path) -> Path:
     """The folder of the model of the scale `tiny`."""
     return output / "models" / "tiny"
 
 
-def with_basis_place(
-    experiment: Experiment, output: Path, given: Mapping[str, str], public: str | None
-) -> Mapping[str, str]:
-    """The paths given, and the one for `$basis` where the experiment's bases can be made: a folder, or its one file."""
+def all_places(experiment: Experiment, output: Path, given: Mapping[str, str], public: str | None) -> Mapping[str, str]:
+    """The paths given, and those of what is made where it is missing: the tiny model, and `$basis`, a folder or a file.
+
+    `$basis` is there where the experiment's bases can be made.
+    """
+    if experiment.scale == "tiny":
+        given = {"model": str(tiny_place(output)), **given}
     if public is not None and BASIS_PLACE in given:
         raise FedKSeedError("give --basis, a basis that is there, or --public, the text to make one of, not both")
     if public is not None and not experiment.bases:

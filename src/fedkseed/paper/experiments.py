@@ -91,7 +91,7 @@ class Experiment:
     variants: dict[str, Tree] = field(default_factory=dict)  # of methods: tables that override the methods' own
     lr: dict[str, float] = field(default_factory=dict)  # method -> η
     examples: dict[str, int] = field(default_factory=dict)  # data set -> mean number of a client; for estimates alone
-    bases: dict[str, Tree] = field(default_factory=dict)  # place in recipes -> how `bases.make` makes what is there
+    bases: dict[str, Tree] = field(default_factory=dict)  # place in recipes -> how `make_bases` makes it
 
     @property
     def choice(self) -> Choice | None:

@@ -285,7 +285,7 @@ def draw_steps(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
 
 
 def _costs(row: Mapping[str, Any]) -> dict[str, Cell]:
-    """The measured costs of a row as cells; "back" is for a client that has missed `compare.AWAY` rounds."""
+    """The measured costs of a row as cells; "back" is for a client that has missed `compare.ROUNDS_AWAY` rounds."""
     return {
         "trainable": row["trainable"], "bytes down": row["bytes_down"], "bytes up": row["bytes_up"],
         "bytes down, back": row["bytes_back"], "memory (MB)": Spread.of(_scaled(row["peak_memory"], 1e-6)),

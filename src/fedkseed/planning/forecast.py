@@ -14,11 +14,9 @@ import numpy as np
 from ..data.federated import ClientShares
 from ..local.client import Client
 from ..randomness import Purpose, generator
-from ..recipe.schema import Recipe
 from ..round import Round, answer
 from ..run.eps_ladder import Clock
 from ..run.loop import peak_memory
-from ..run.progress import Progress
 from ..run.setup import Stopwatch
 from ..run.simulation import Simulation
 from ..strategy import Strategy
@@ -55,19 +53,11 @@ class Forecast:
     notes: tuple[str, ...]  # what was said of the data
 
 
-def forecast(recipe: Recipe, progress: Progress | None = None) -> Forecast:
-    """Load a recipe's data and model, measure a few local steps of the slowest and the quickest client, count the rest.
+def forecast(simulation: Simulation, until: float = math.inf, clock: Clock = time.monotonic) -> Forecast:
+    """The costs of a run by its simulation, which is then as it was.
 
-    Nothing is written. Memory is that of a run in this process; on a GPU it is the part outside of the GPU.
-
-    Raises:
-        FedKSeedError: the recipe can't be run.
-    """
-    return forecast_of(Simulation(recipe.absolute(), progress))
-
-
-def forecast_of(simulation: Simulation, until: float = math.inf, clock: Clock = time.monotonic) -> Forecast:
-    """The costs of a run by its simulation, which is then as it was; see `forecast`.
+    A few local steps of the slowest and the quickest client are measured, the rest is counted. Memory is that of a run
+    in this process; on a GPU it is the part outside of the GPU.
 
     Args:
         until: time, by `clock`, after which no further step is begun; the slowest client's first then stands for all.

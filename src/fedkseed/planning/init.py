@@ -363,7 +363,7 @@ def measured(
         FedKSeedError: the recipe can't be run, or the base model's losses are not finite.
     """
     from ..run.simulation import Simulation
-    from .forecast import forecast_of
+    from .forecast import forecast
     from .tune import search
 
     loaded, until = {"shares": first.shares, "tokenizer": first.tokenizer}, begin + SECONDS
@@ -371,7 +371,7 @@ def measured(
         costs, now = None, clock()
         if now < until:
             progress.note(f"loaded {now - begin:.0f} s after the start; measuring a few steps")
-            costs = forecast_of(simulation, (now + until) / 2, clock)
+            costs = forecast(simulation, (now + until) / 2, clock)
             left = until - clock()
             rates = f"trying learning rates for {left:.0f} s" if left > 0 else "no time is left to try learning rates"
             progress.note(f"a step takes {costs.step_seconds:.2g} s; {rates}")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FedKSeedError
-from ..evaluation.evaluate import evaluate
+from ..evaluation.metrics import Metrics
 from ..evaluation.statistics import Estimate, Evaluation, paired_change, require_finite
 from ..local.schedules import scheduled
 from ..randomness import Purpose, generator
@@ -341,7 +341,7 @@ class Bench:
         self._base = simulation.setup.weights.checkpoint() if simulation.setup.algorithm.strategy.remembers else None
 
     def take_step(self, strategy: Strategy[Any], lr: float, clients: Sequence[int]) -> None:
-        """Take one step of some clients, which is as long as lr, where the model is a function of coefficients."""
+        """Take one step with rate lr, and keep it as that of rate 1; only for models of K coefficients."""
         self.simulation.setup.strategy = strategy
         after, _ = run_round(strategy, strategy.server.init(), clients, self.simulation.transport)
         self.stepped = replace(after, coefficients=after.coefficients / lr)
@@ -363,11 +363,8 @@ class Bench:
         return Trial(lr, losses) if all(map(math.isfinite, losses)) else Trial(lr, [], "the loss is not finite")
 
     def losses(self, state: Any, what: str) -> list[float]:
-        simulation, size = self.simulation, self.simulation.recipe.evaluation.batch_size
-        simulation.setup.load(state)
-        simulation.progress.begin(what, len(self.examples))
-        setup, advance = simulation.setup, simulation.progress.advance
-        return evaluate(setup.model, setup.tokenizer, self.examples, batch_size=size, on_progress=advance).losses
+        self.simulation.setup.load(state)
+        return self.simulation.setup.score(self.examples, what, False, Metrics()).losses
 
 
 def derives(recipe: Recipe) -> bool:

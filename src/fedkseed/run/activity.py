@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from ..errors import FedKSeedError
-from ..files import part_of, private, sweep
+from ..files import sweep, write_atomically
 from ..round import Report
 from .progress import Progress, RoundPace, Standing
 from .trackers import Trackers
@@ -117,14 +117,9 @@ class ActivityFile(Progress):
         for client, standing in self._standing.items():
             clients[standing].append(client)
         self.moment.clients = {standing: numbers for standing, numbers in clients.items() if numbers}
-        self._written, part = time.monotonic(), part_of(self._path)
-        with suppress(OSError):
-            try:
-                with open(part, "x", encoding="utf-8", opener=private) as file:
-                    json.dump(asdict(self.moment), file)
-                part.replace(self._path)
-            finally:
-                part.unlink(missing_ok=True)
+        self._written = time.monotonic()
+        with suppress(FedKSeedError):
+            write_atomically(self._path, json.dumps(asdict(self.moment)).encode(), lasting=False)
 
 
 def moment_of(directory: Path) -> Activity | None:

@@ -21,7 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, first_line
 from ..evaluation.statistics import Evaluation, title_of
 from ..recipe.algorithms import ALGORITHMS
 from ..recipe.schema import Recipe
@@ -134,8 +134,8 @@ class Trackers:
         try:
             yield
         except Exception as error:
-            text = str(error).strip().splitlines() or [type(error).__name__]
-            self.note(f"{name} gets no more numbers ({text[0][:200]}); `fedkseed resume` hands on what it lacks")
+            why = first_line(error)[:200]
+            self.note(f"{name} gets no more numbers ({why}); `fedkseed resume` hands on what it lacks")
             self.names = [other for other in self.names if other != name]
 
 

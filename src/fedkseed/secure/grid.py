@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..directions.reference import transform
 from ..errors import FedKSeedError
 from ..randomness import Purpose, generator
 
@@ -73,13 +74,13 @@ class Grid:
             raise FedKSeedError("a change with numbers that are not finite can't be added up; use a smaller lr")
         if length > self.norm:
             x *= self.norm / length
-        y = walsh(x * self.signs(round_)) / math.sqrt(self.padded) / self.step
+        y = transform(x * self.signs(round_)) / math.sqrt(self.padded) / self.step
         u = generator(self.key, Purpose.ROUNDING, round_, client).random(self.padded)
         return np.clip(np.floor(y + u).astype(np.int64), -self.most, self.most)
 
     def change(self, total: NDArray[np.int64], round_: int) -> NDArray[np.float64]:
         """The sum of changes that a sum of whole numbers stands for, shape (m',)."""
-        back = walsh(total) * self.signs(round_)
+        back = transform(total) * self.signs(round_)
         return back[: self.size].astype(np.float64) * (self.step / math.sqrt(self.padded))
 
     def require_plausible(self, total: NDArray[np.int64], clients: int, variance: float = 0.0) -> None:
@@ -100,14 +101,3 @@ class Grid:
                 "can have: a client has sent a wrong share or numbers beyond the grid; the round is not counted; "
                 "`fedkseed rollback` to it begins it again with other masks"
             )
-
-
-def walsh(x: NDArray) -> NDArray:
-    """H x with H_ij = (−1)^(number of common bits of i and j), shape (m,) with m a power of two.
-
-    Each number is a sum in a fixed order: the same bits everywhere, and exact for integers.
-    """
-    for level in range(x.size.bit_length() - 1):
-        pairs = x.reshape(-1, 2, 1 << level)
-        x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1)
-    return x

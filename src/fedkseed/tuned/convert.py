@@ -63,7 +63,7 @@ def _write(files: list[Path], index: Path, part: Path) -> tuple[int, int]:
     apart = {name: each if owners[each.data_ptr()] == name else each.clone() for name, each in tensors.items()}
     save_torch_state_dict(apart, part, max_shard_size=SHARD, metadata={"format": "pt"})
     written = dict(pair for file in part.glob("model*.safetensors") for pair in load_file(file).items())
-    require_same(written, {name: lambda each=each: each for name, each in tensors.items()}, str(part))
+    require_same(written, tensors, str(part))
     kinds = Counter(tensor.dtype for tensor in tensors.values())
     load_model(str(part), max(DTYPES, key=lambda name: kinds[DTYPES[name]]))
     save_tokenizer(tokenizer, part)  # as tokenizer.json, where it was in another form

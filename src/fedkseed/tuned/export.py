@@ -15,7 +15,7 @@ from ..data.wording import Wording
 from ..errors import FedKSeedError
 from ..files import folder
 from ..models.checkpoint import ADAPTERS, adapter_config
-from ..models.load import DTYPES, save_model, save_tokenizer
+from ..models.load import DTYPES, load_model, save_model, save_tokenizer
 from ..models.peft_adapters import load_adapters
 from ..weights.adapter import Adapter
 from ..weights.lazy import densify
@@ -24,7 +24,7 @@ from .gguf import write_gguf, write_gguf_lora
 from .load import ADAPTER, CARD, TunedModel
 from .lora import WEIGHTS, Lora, as_lora, nearest_lora
 from .model_card import card, plain
-from .read_back import Reference, probe, require_finite, require_same_model, require_same_tokenizer
+from .read_back import Reference, probe, require_finite, require_same, require_same_tokenizer
 
 
 def export(
@@ -97,7 +97,9 @@ def _write_hf(tuned: TunedModel, tokenizer: Any, part: Path, dtype: str | None) 
     tuned.note("writing the model, and reading it back")
     save_model(model, part)
     save_tokenizer(tokenizer, part)
-    notes = reference.compare(require_same_model(part, model, kind), kind, "the folder")
+    loaded = load_model(str(part), kind)
+    require_same(loaded.state_dict(), model.state_dict(), str(part))
+    notes = reference.compare(loaded, kind, "the folder")
     require_same_tokenizer(part, tokenizer)
     return [f"The folder holds the whole model in {kind}, for `transformers`.", *notes]
 

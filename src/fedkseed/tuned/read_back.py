@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import FedKSeedError
-from ..models.load import load_model, load_tokenizer
+from ..models.load import load_tokenizer
 from ..weights.lazy import Lazy
 
-# Rounding of weights and activations to a type moves logits by less than this share of their spread; what else an
-# exported model may differ by, as a share of what tuning changed: sums in another order.
+# ROUNDING: the share of their spread by which rounding weights and activations to a type moves logits at most. SHARES:
+# the further difference that is allowed, as a share of what tuning changed, since sums run in another order.
 ROUNDING = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
 SHARES = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.1}
 TEXT = "Question: 12 cafés — how many? <b>Antwort</b>\n\tIt's 7."
@@ -75,25 +75,13 @@ class Reference:
         return []
 
 
-def require_same_model(folder: Path, model: nn.Module, dtype: str) -> Any:
-    """Refuse a folder whose model is not, tensor by tensor and bit for bit, one that was to be written to it.
-
-    Returns:
-        The folder's model, its weights memory-mapped.
-    """
-    loaded = load_model(str(folder), dtype)
-    written, expected = loaded.state_dict(), model.state_dict()
-    require_same(written, {name: lambda tensor=tensor: tensor for name, tensor in expected.items()}, str(folder))
-    return loaded
-
-
-def require_same(written: Mapping[str, Tensor], expected: Mapping[str, Callable[[], Tensor]], where: str) -> None:
+def require_same(written: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
     """Refuse tensors of a file that are not those that were to be written: other names, other shapes, other bits."""
     if names := {*written} ^ {*expected}:
         lacks = "lacks" if min(names) in expected else "has in excess"
         raise FedKSeedError(f"{where} was not written as it should: it {lacks} {min(names)}; please report this")
-    for name, make in expected.items():
-        if not _same_bits(written[name], make()):
+    for name, tensor in expected.items():
+        if not _same_bits(written[name], tensor):
             raise FedKSeedError(f"{where} was not written as it should: {name} differs; check the disk, and try again")
 
 

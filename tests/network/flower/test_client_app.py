@@ -70,6 +70,8 @@ def test_a_task_is_handed_to_the_worker_of_the_nodes_own_settings(tmp_path, data
         ({"polcy": "p.toml"}, "--node-config has no ['polcy']; it knows ['basis', 'ca', "),
         ({"key": "k", "ca": "c"}, "`fedkseed certs request` makes a key"),
         ({"key": "k"}, "a client has a key and a ca, or neither"),
+        ({"idle": "30m"}, "idle must be a positive number, got '30m'"),
+        ({"idle": 0}, "idle must be a positive number, got 0"),
     ],
 )
 def test_what_is_wrong_is_told_the_owner_and_the_server_gets_a_word(tmp_path, data_file, capsys, change, said):

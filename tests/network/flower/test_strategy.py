@@ -87,6 +87,16 @@ def test_a_round_without_answers_changes_nothing(simulation):
     assert flowers.aggregate_train(1, []) == (None, None)
 
 
+@pytest.mark.parametrize("algorithm", ["unlimited-seeds", "fedkseed"])
+def test_a_strategy_with_two_legs_or_with_clients_that_remember_rounds_is_refused(setting, algorithm):
+    tables = loads(setting.text(algorithm=f'algorithm = "{algorithm}"'))
+    masked = {"secure": {"norm": 0.1}, "trust": {"rule": "mean", "agreement": False}}
+    strategy = Simulation(parse(tables | (masked if algorithm == "fedkseed" else {}))).strategy
+    assert (strategy.second_leg is None) == (algorithm != "fedkseed")
+    with pytest.raises(FedKSeedError, match="one leg a round"):
+        FedKSeedStrategy(strategy, clients=3)
+
+
 def test_a_state_is_the_same_after_flowers_arrays():
     state = State(7, np.arange(4.0), np.ones(4), np.arange(4))
     assert equal(from_arrays(to_arrays(state), State), state)

@@ -13,6 +13,7 @@ from fedkseed.network.protocol.certs import add, make, request, revoke
 from fedkseed.network.protocol.masking_keys import COMMENT
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.network.protocol.signatures import Audiences, private_key
+from fedkseed.network.protocol.signatures import keys_of_run as kept_keys
 
 from ...run import synthetic
 from ..flower.conftest import Notes
@@ -116,9 +117,20 @@ def test_rounds_end_and_begin_again_when_keys_have_changed(registered, connectio
         change()
         with pytest.raises(RekeyedError):
             look()
-    (keys / "client-2.pub").write_text("half a key")
-    look()
+
+
+@pytest.mark.parametrize("part", [b"", b"half a key", b"ecdsa-sha2-nistp256 AAAAE2Vj", bytes(range(128, 256))])
+def test_a_key_file_that_is_half_written_changes_nothing_and_is_read_again(registered, connections, keys, part):
+    before = (registered.directory / FOLDER / "signing.json").read_bytes()
+    (keys / "client-2.pub").write_bytes(part)
+    registered.stop_if_changed(connections)
     assert registered.progress.has("can't be taken up")
+    assert (registered.directory / FOLDER / "signing.json").read_bytes() == before
+    (keys / "client-2.pub").write_bytes((another := request(keys.parent / "another")).read_bytes())
+    with pytest.raises(RekeyedError):
+        registered.stop_if_changed(connections)
+    assert registered.lines[2] == another.read_text().strip()
+    assert [len(held) for held in kept_keys(registered.directory)] == [1, 1, 2]
 
 
 def test_a_removed_key_has_no_request_answered_while_no_round_looks(connections, keys):

@@ -171,6 +171,10 @@ def test_clients_make_their_own_keys_and_the_servers_machine_has_no_private_key_
         assert masking_key_in(public_keys(keys)[number].read_text()) == masking_key_in(public.read_text()) is not None
     assert [name_in(path.read_text()) for path in public_keys(keys)] == ["key"] * 3, "the name of the file"
     assert members(keys).splitlines()[1] == public_line(tmp_path / "bob" / "key").strip()
+    named = keys / "client-2.pub"  # as by ssh-keygen: no key for masks, and a comment
+    named.write_text(f"{' '.join((own := named.read_text()).split()[:2])} eve@clinic\n")
+    assert members(keys).splitlines()[2] == " ".join(own.split()[:2]), "no name"
+    named.write_text(own)
     held = [path.name for path in keys.iterdir() if b"PRIVATE" in path.read_bytes()]
     assert sorted(held) == ["ca.key", "server.key"]
     assert make(keys, 3, [], 365) == [], "a public key alone is a client"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError, Pool, encode
-from fedkseed.cli import network
 from fedkseed.network.protocol.carrier import MAX_MESSAGE
 from fedkseed.network.protocol.networked_recipe import largest_request, with_network_defaults
+from fedkseed.network.protocol.server.serving import begin
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.schema import Recipe, TrustTable
 from fedkseed.wire.records import Run, Upload
@@ -58,25 +58,18 @@ def test_the_largest_request_that_is_taken_holds_the_largest_upload_and_not_much
     assert largest_request(weights) > MAX_MESSAGE
 
 
-@pytest.fixture
-def began(monkeypatch):
-    """How a server begins, but for what it does to this process."""
-    monkeypatch.setattr(network, "keep_private", lambda: None)
-    return network.begun
-
-
-def test_a_server_refuses_at_once_what_a_network_can_not_follow(setting, tmp_path, began):
+def test_a_server_refuses_at_once_what_a_network_can_not_follow(setting, tmp_path):
     (tmp_path / "r.toml").write_text(setting.text())
     with pytest.raises(FedKSeedError, match="draws from the rows of all parties, which no party sees; name a category"):
-        began(tmp_path / "r.toml", ["data.held_out=0.1"], tmp_path / "run")
+        begin(tmp_path / "r.toml", ["data.held_out=0.1"], tmp_path / "run", note=id)
     assert not (tmp_path / "run").exists()
 
 
-def test_of_a_run_that_has_begun_only_how_long_is_waited_for_whom_may_change(setting, tmp_path, began):
+def test_of_a_run_that_has_begun_only_how_long_is_waited_for_whom_may_change(setting, tmp_path):
     recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
     for minimum in (3, 2):
         recipe.write_text(setting.text(f"minimum = {minimum}"))
-        assert began(recipe, None, run)[0].network.minimum == minimum
+        assert begin(recipe, (), run, note=id).network.minimum == minimum
     recipe.write_text(setting.text("minimum = 1", rounds="rounds = 7"))
     with pytest.raises(FedKSeedError, match=r"only \[network\] and \[report\] may change"):
-        began(recipe, None, run)
+        begin(recipe, (), run, note=id)

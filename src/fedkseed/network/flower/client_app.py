@@ -71,7 +71,7 @@ def prepare(config: Mapping[str, Any]) -> Path:
     owner = owner_of(str(config["data"]), model, str(config.get("device", "auto")), *files)
     if key is not None and ca is not None:
         require_identity(ca, key)
-    settings = OwnerSettings(owner, float(config.get("idle", 1800)), key and str(key), ca and str(ca))
+    settings = OwnerSettings(owner, config.get("idle", 1800), key and str(key), ca and str(ca))
     if not (directory / SETTINGS).exists() or OwnerSettings.read(directory) != settings:
         stop_worker(directory)
         settings.write(directory)

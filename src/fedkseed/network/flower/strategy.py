@@ -29,16 +29,21 @@ class FedKSeedStrategy(FlowerStrategy):
     """A strategy of Flower's that runs one of ours.
 
     Args:
-        strategy: one of ours, as `fedkseed.KSeed`; `Replay`, whose clients have to remember every round, won't do.
+        strategy: one of ours, as `KSeed.make(settings)`; not one of masked uploads, or whose clients remember rounds.
         clients: number of all clients; nodes get numbers in the order of their ids.
         size: number of clients that train in a round; default all.
         seed: seed by which cohorts are drawn.
         seconds: time limit for a client's answer.
+
+    Raises:
+        FedKSeedError: the strategy has rounds of two legs, or clients that remember rounds.
     """
 
     def __init__(
         self, strategy: Strategy, clients: int, size: int | None = None, seed: int = 0, seconds: float = 3600.0
     ) -> None:
+        if strategy.second_leg is not None or strategy.server.remembers:
+            raise FedKSeedError("give a strategy with one leg a round and clients that remember none")
         self.strategy, self.clients, self.size = strategy, clients, size or clients
         self.seed, self.seconds = seed, seconds
         self._round: Round[Any] | None = None  # begun by `configure_train`, which alone is given the arrays
@@ -99,7 +104,8 @@ class FedKSeedStrategy(FlowerStrategy):
         return None
 
     def summary(self) -> None:
-        log(INFO, "\t└──> %s, %d of %d clients in a round", type(self.strategy).__name__, self.size, self.clients)
+        name = type(self.strategy.server).__name__
+        log(INFO, "\t└──> %s, %d of %d clients in a round", name, self.size, self.clients)
 
 
 def train(message: Message, strategy: Strategy, client: Callable[[int], Client]) -> Message:

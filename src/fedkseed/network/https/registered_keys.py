@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
 from ...errors import FedKSeedError
 from ...files import read_table, stamp, write_table
 from ...run.progress import Progress
@@ -42,6 +44,7 @@ class RegisteredKeys:
     progress: Progress
     transport: str = FOLDER  # its folder in the directory
     lines: list[str] = field(default_factory=list)  # the public line of each client, by number; empty: it has no key
+    keys: list[EllipticCurvePublicKey | None] = field(default_factory=list)  # the same, read
     registrations: int = 0  # how often keys were registered
     _registered: dict[Path, tuple[int, ...]] = field(default_factory=dict)  # with their stamps
     _last_seen: dict[Path, tuple[int, ...]] = field(default_factory=dict)  # registered or not
@@ -52,14 +55,16 @@ class RegisteredKeys:
         """Register the keys as they are now.
 
         Raises:
-            FedKSeedError: two clients have one key, or one has a key that was revoked.
+            FedKSeedError: a file holds no key, two clients have one, or one has a key that was revoked.
         """
         self._last_seen = _stamps(self.folder)
         paths = self.files()
-        texts = {number: path.read_text().strip() for number, path in paths.items() if path.exists()}
+        texts = {n: path.read_text(errors="replace").strip() for n, path in paths.items() if path.exists()}
+        keys = {
+            n: public_key(text.encode(), paths[n]) for n, text in texts.items()
+        }  # first: a file may be half written
         lines = [texts.get(number, "") for number in range(max(paths) + 1)]
-        keys = [tuple(line.split()[:2]) for line in texts.values() if line]
-        if len({*keys}) < len(keys):
+        if len({tuple(line.split()[:2]) for line in texts.values()}) < len(texts):
             raise FedKSeedError(f"two clients of {self.folder} have the same key; each needs one of its own")
         signing = self.directory / self.transport / SIGNING
         former = chain(*read_table(signing)["former"]) if signing.exists() else ()
@@ -70,7 +75,8 @@ class RegisteredKeys:
                 raise FedKSeedError(f"{paths[number]} was revoked and can't come back; make client {number} another")
         ClientNumbers.register(self.directory, range(len(lines)), [k for k, line in enumerate(lines) if not line])
         ServerSigning.write(signing.parent, self.folder, lines)
-        self.lines, self._paths, self._registered = lines, paths, self._last_seen
+        self.lines, self.keys = lines, [keys.get(number) for number in range(len(lines))]
+        self._paths, self._registered = paths, self._last_seen
         self.registrations += 1
 
     def has(self, client: int) -> bool:
@@ -90,8 +96,7 @@ class RegisteredKeys:
     def take_up(self, connections: Connections) -> None:
         """Register the keys as they are now, and let their owners connect, and nobody else."""
         self.register()
-        lines = enumerate(self.lines)
-        connections.take([public_key(line.encode(), f"the key of client {k}") if line else None for k, line in lines])
+        connections.take(self.keys)
 
     def stop_if_changed(self, connections: Connections) -> None:
         """Take up keys that have changed, and stop the round that began with others; pass on what requests noted.

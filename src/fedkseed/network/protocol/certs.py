@@ -145,7 +145,9 @@ def shown_fingerprint(public: Path) -> str:
 
 def members(directory: Path) -> str:
     """The public lines of clients 0, 1, …, for their owners to compare with each other and to give to `--members`."""
-    return "".join(" ".join(path.read_text().split()[:3]) + "\n" for path in public_keys(directory))  # without names
+    lines = [path.read_text(errors="replace").split() for path in public_keys(directory)]
+    of_masks = [[word for word in line[2:3] if word.startswith(COMMENT)] for line in lines]
+    return "".join(" ".join(line[:2] + masks) + "\n" for line, masks in zip(lines, of_masks, strict=True))
 
 
 def public(path: Path) -> str:

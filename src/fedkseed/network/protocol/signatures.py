@@ -269,7 +269,7 @@ class ServerSigning:
         lines = enumerate(table["clients"])
         clients = [public_key(text.encode(), f"the entry of client {k}") if text else None for k, text in lines]
         # A client whose key was removed keeps its place in masked rounds and is missing there: by their recipe, the
-        # others expect it (`require_cohort`).
+        # others expect it.
         lines = [now or "".join(former[-1:]) for now, former in zip(table["clients"], table["former"], strict=True)]
         masks = {number: key for number, text in enumerate(lines) if (key := masking_key_in(text)) is not None}
         proofs = certificate(Path(table["certificate"])), certificate(Path(table["authority"]))

@@ -139,7 +139,7 @@ def test_the_journal_has_each_recipe_once_and_every_decision(tmp_path):
 
 def test_a_journal_that_is_full_lets_no_recipe_pass_and_one_that_was_cut_short_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe_consent, "MAX_ASKED", 3000)
-    (tmp_path / "asked.jsonl").write_text('{"time": "2026-11-2\n')
+    (tmp_path / "asked.jsonl").write_text('{"time": "2026-11-2\n12\nnull\n[{}]\n')
     journal = RecipeJournal(tmp_path)
     journal.asked(b"x" * 2000)
     with pytest.raises(RefusedError, match="of 3,000 bytes of this server's recipes, no more"):

@@ -16,6 +16,7 @@ from fedkseed.models.load import load_model
 from fedkseed.network.flower.compat import ERRORS, NODE_GONE
 from fedkseed.network.flower.messages import packed, unpacked
 from fedkseed.network.flower.server_app import serve
+from fedkseed.network.protocol.carrier import Arrival
 from fedkseed.network.protocol.client.task_handler import TaskHandler
 from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.envelope import Reply, Status, Task
@@ -376,6 +377,35 @@ def test_an_answer_signed_by_another_client_is_left_out(setting, tmp_path):
     result = setting.serve(setting.begin(tmp_path / "run", ONE_OF_THREE), impersonating, notes=notes)
     assert [r["clients"] for r in result.reports] == [[0, 2]] * 3
     assert notes.has("the answer of client 1 is left out: a reply of client 1 is signed by client 0")
+
+
+def test_a_reply_that_came_after_its_time_between_two_rounds_is_still_fetched(tmp_path, monkeypatch):
+    """Else a server over HTTPS holds it, perhaps an open file of all weights, until it ends."""
+    monkeypatch.setattr(remote, "POLL", 0.0)
+    fetched, answer = [], Reply(Status.DONE, b"an answer").encode()
+
+    class Between:
+        name, largest = "a carrier", 1 << 20
+
+        def nodes(self):
+            return [0]
+
+        def dialled(self, node):
+            return ""
+
+        def send(self, parcels):
+            return ["new" for _ in parcels]
+
+        def arrived(self, keys):
+            fetched.append({*keys})
+            return [Arrival("old" if "old" in keys else "new", 0, answer)]
+
+    ClientNumbers.register(tmp_path, range(1))
+    clients = remote.RemoteClients(Between(), ClientNumbers(tmp_path, None), b"", 1, NetworkTable(), notes := Notes())
+    clients._tasks["old"] = remote.OpenTask(0, 0, -1, 0, with_recipe=True, end=time.monotonic() - 1)
+    assert dict(clients.transport(1, {0: b"broadcast"}, 1, lambda *answer: None)) == {0: b"an answer"}
+    assert fetched == [{"old", "new"}, {"new"}]
+    assert notes.has("the answer of client 0 to round 1 is too late")
 
 
 def test_a_client_that_is_late_is_left_out_and_told_when_it_comes(setting, tmp_path):

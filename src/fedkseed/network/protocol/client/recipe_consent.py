@@ -14,6 +14,7 @@ from ....data.file_formats import HUB_NAME, SAMPLES, is_saved
 from ....data.sources import Reader, require_columns
 from ....errors import FedKSeedError
 from ....files import border, own_folder, private, read_table, write_table
+from ....local.schedules import require_positive
 from ....models.place import require_device
 from ....recipe.reading import parse, tables, typed
 from ....recipe.rules import Where, require_legal
@@ -108,6 +109,7 @@ class OwnerSettings:
     dialled: str = ""  # the name by which the server is dialled; empty: none is
 
     def __post_init__(self) -> None:
+        require_positive(idle=self.idle)
         if (self.key is None) != (self.ca is None):
             raise FedKSeedError(f"a client has a key and a ca, or neither; got key = {self.key}, ca = {self.ca}")
 
@@ -166,7 +168,7 @@ class RecipeJournal:
         self._cut = text[-1:] not in ("", "\n")  # then the next line would be one with the last, and both be lost
         for line in text.split("\n"):
             # One that was cut short as the machine went down, or damaged.
-            with suppress(ValueError, KeyError, TypeError, RecursionError):
+            with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 entry = json.loads(line)
                 self._size += (len(line) + 1) * (entry.get("server", "") == self.server)
                 self._known |= {entry["digest"]} if "recipe" in entry else set()

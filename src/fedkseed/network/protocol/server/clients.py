@@ -334,7 +334,7 @@ class RemoteClients:
         keys = self._tried("send tasks", lambda: self.carrier.send(parcels), None)
         if keys is not None:
             pairs = [*zip(keys, tasks, strict=True)]
-            self._tasks = {key: task for key, task in [*self._tasks.items(), *pairs] if key and task.end > now}
+            self._tasks |= {key: task for key, task in pairs if key}
             self.progress.clients([task.client for key, task in pairs if key], "training")
             attempt.tries.update(task.client for key, task in pairs if not key)
 
@@ -369,6 +369,8 @@ class RemoteClients:
                 yield task.client, reply
             elif arrival.trouble is None:
                 self.progress.note(f"the answer of {self.named(task.client)} to round {task.round + 1} is too late")
+        now = time.monotonic()  # only now: a late reply that was not fetched would stay with the carrier
+        self._tasks = {key: task for key, task in self._tasks.items() if task.end > now}
 
     def _read(self, arrival: Arrival, task: OpenTask) -> Reply:
         if arrival.gone:  # the list of connected clients may be older, and the client would be asked again at once
