@@ -54,41 +54,11 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Adapter",
-    "Broadcast",
-    "Client",
-    "DivergedError",
-    "FedKSeedError",
-    "KSeed",
-    "LocalWork",
-    "Parties",
-    "Pool",
-    "Recipe",
-    "Run",
-    "Settings",
-    "Simulation",
-    "State",
-    "Strategy",
-    "Trainer",
-    "Tuned",
-    "Upload",
-    "accumulate_",
-    "answer",
-    "apply",
-    "decode",
-    "directions",
-    "encode",
-    "hold",
-    "last_layers",
-    "load_recipe",
-    "materialize",
-    "project",
-    "resume",
-    "run_round",
-    "start",
-    "tune",
-    "wire",
-]
+    "Adapter", "Broadcast", "Client", "DivergedError", "FedKSeedError", "KSeed", "LocalWork", "Parties", "Pool",
+    "Recipe", "Run", "Settings", "Simulation", "State", "Strategy", "Trainer", "Tuned", "Upload", "accumulate_",
+    "answer", "apply", "decode", "directions", "encode", "hold", "last_layers", "load_recipe", "materialize",
+    "project", "resume", "run_round", "start", "tune", "wire",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def without_controls(text: str) -> str:
-    """A text for terminals and logs: spaces stand for what moves a cursor, colours letters or turns their order around.
+    """A text that is safe to print: spaces stand for characters that move the cursor, set colours or reverse the order.
 
     Files, servers and peers write parts of what is printed, and could write over what was said before.
     """

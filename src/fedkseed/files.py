@@ -132,7 +132,7 @@ def own_folder(path: Path) -> None:
 
 
 def part_of(path: Path) -> Path:
-    """A name for the unfinished version of a file or folder, which nobody can foresee and put a link in its place."""
+    """An unpredictable name for an unfinished file or folder, so that nobody can put a link there beforehand."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
 
 

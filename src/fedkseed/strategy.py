@@ -52,7 +52,7 @@ class Noise:
     multiplier: float  # standard deviation of the noise on a round's sum over the most that one client changes it
     norm: float = 0.0  # largest norm of a client's change, for a server that adds the noise
     colluding: float = 0.0  # share of a cohort that may tell the server its own noise
-    scale: float = 1.0  # clients of a round over those of the round that it stands for; 1 but in simulations of another
+    scale: float = 1.0  # size of a cohort over that of the federation that [privacy] simulated names; else 1
     secret: bytes = field(default=b"", repr=False)  # of the server's noise; empty where it adds none
 
 

@@ -89,8 +89,8 @@ def untie(
 ) -> None:
     """Write a model with an output matrix of its own, where it shares one with the input embedding.
 
-    It predicts what it did. Clients of fedkseed-plus then run each of their rows through the layers once, and a step
-    costs the output layer alone.
+    Its predictions stay the same. Clients of fedkseed-plus then run each of their rows through the layers once, and
+    a step costs the output layer alone.
 
     fedkseed untie models/SmolLM2-135M-Instruct models/untied
     """

@@ -328,18 +328,19 @@ def _processes(engine: str) -> "Iterator[Ranks | RayActors | None]":
         if engine == "own":
             yield None
             return
+    from ..run.simulation import answering
+
+    if engine == "ray":
         from ..run.ray_actors import RayActors
-        from ..run.simulation import answering
 
         with RayActors(answering) as actors:
             yield actors
         return
     from ..run.ranks import Ranks
-    from ..run.start_and_resume import serve
 
     with Ranks() as ranks:
         if ranks.rank:
-            serve(ranks)
+            ranks.serve(answering)
             raise Exit(0)
         yield ranks
 

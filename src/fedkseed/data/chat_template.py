@@ -47,7 +47,7 @@ class ChatTemplate:
     text: str  # the template
     leads: tuple[str, ...]  # what may stand between the request for an answer and the answer
     tail: str  # what ends an answer, up to the first special token
-    written: bool  # whether it is behind the last answer, too; else it is the header of the message after another
+    written: bool  # whether it follows the last answer, too; if not, it is the start of the next message
     closing: str  # special tokens behind the tail of the last answer
     special: str  # a pattern of the tokenizer's special tokens
 
@@ -75,7 +75,7 @@ class ChatTemplate:
         return _rendered(self.tokenizer, self.text, messages, asks)[0]
 
     def answers(self, messages: Messages, wanted: Sequence[bool]) -> tuple[str, list[Answer | None]]:
-        """The text of messages, and where each is an answer; None: it is none, not wanted, or empty and not the last.
+        """The text of messages, and where each is an answer; None: no answer, not wanted, or empty before the last.
 
         Raises:
             FedKSeedError: an answer stands elsewhere than the template asks for it, or otherwise than it is.

@@ -137,10 +137,9 @@ def share_out(recipe: Recipe, tokenizer: Any, show: Note = lambda line: None) ->
 def own_share(
     recipe: Recipe, tokenizer: Any, note: Note = lambda line: None, kept_back: float = 0.0
 ) -> tuple[list[Encoded], HeldOut, list[Example]]:
-    """Training examples of a client with its own file, some of those that it never trains on, and the first ones' rows.
+    """A client's training examples; examples that it keeps back, [evaluation] examples at most; the rows of the first.
 
-    Without the second, of which there are [evaluation] examples at most, the first are those that `split = "files"`
-    gives the client of that file.
+    With kept_back = 0 the first are those that `split = "files"` gives the client of that file.
 
     Args:
         note: is given a line on the file.

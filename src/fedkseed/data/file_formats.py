@@ -325,7 +325,7 @@ class _Names:
 
     def rows(self, records: Iterable[tuple[str, list[str]]], remedy: str) -> Placed:
         """The records below the names, which are the first that fit a layout, or else the first."""
-        records = (record for record in records if any(map(str.strip, record[1])))  # of others nothing is lost
+        records = (record for record in records if any(map(str.strip, record[1])))  # empty ones are skipped
         head = list(islice(records, HEAD))
         above, _ = self.header([names for _, names in head])
         if above:
@@ -353,9 +353,9 @@ class _Names:
                 yield place, dict(zip(names, record, strict=False))
 
     def header(self, head: Sequence[Sequence[str]]) -> tuple[int, tuple[str, ...]]:
-        """The index of the first record that a layout fits, below a title if it needs two columns, and these columns.
+        """The index of the row with the columns' names, and the columns that its layout needs.
 
-        If there is none it is the first record, and no column.
+        Only the first row may fit with a single column: further down that can be chance. Where none fits: 0 and ().
         """
         for index, names in enumerate(head):
             needed = needed_columns(names, self.expected)

@@ -363,9 +363,9 @@ def _history(pairs: Any, where: str) -> list[Turn]:
     return turns
 
 
-# Layout -> the layout in words, and its fields with their columns' usual names, beside category and client. Of layouts
-# that fit a file, the first wins, since files with its columns were always read by it, and the last loses: Alpaca's own
-# file has a column `text` beside the others.
+# Layout -> the layout in words, and its fields with their columns' usual names, beside category and client. If
+# several fit a file, the first is taken, as always, and `text` only if no other fits: Alpaca's own file has a column
+# `text` beside the others.
 ASKED = ("instruction", "response", "context")
 USUAL = {
     "instruction": ("instruction and response", dict(zip(ASKED, ASKED, strict=True))),

@@ -403,20 +403,9 @@ def _combine_made(piece: tuple[Any, ...], place: tuple[int, ...], groups: range,
         _signed[(count,)](y, c, 0, 0, *units, STREAM=ref.HADAMARD_BLOCK, PERIOD=pool.size, **EXACT)
         _transform_(y[: count * BLOCK], pool.size)
         _combine_transformed[(count,)](
-            *piece,
-            None,
-            *place,
-            group,
-            *_key(pool),
-            y,
-            group,
-            WAY="made",
-            SIZE=pool.size,
-            STAGES=0,
-            N=BLOCK,
-            num_warps=4,
-            **EXACT,
-        )
+            *piece, None, *place, group, *_key(pool), y, group,
+            WAY="made", SIZE=pool.size, STAGES=0, N=BLOCK, num_warps=4, **EXACT,
+        )  # fmt: skip
 
 
 def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:

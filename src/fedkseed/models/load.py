@@ -28,7 +28,7 @@ from .place import ModelSource, find, require_there
 from .quantised import QUANTISABLE, empty_model, load_gguf, names_in_file, quantise
 
 MOST_LAYERS = 10_000  # the deepest language models have some 130
-MOST_MISSING = 2  # times a file's numbers a model may have: up to that, loading names the weights that are missing
+MOST_MISSING = 2  # times a file's numbers a model may have; with fewer, loading names what is missing
 MOST_BUFFERS = 1 << 28  # bytes of tables that a model computes, beyond the size of its files: GPT-2's have 12 MB
 MMAP_THRESHOLD, LARGE = -3, 1 << 18  # glibc's number of the setting, and bytes: an activation of 128 tokens has more
 STORAGES = ("dense", "as stored", *QUANTISABLE)

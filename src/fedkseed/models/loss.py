@@ -32,7 +32,7 @@ MIN_SHARED = 8  # tokens at the beginning of all texts, from which on a pass of 
 CACHES = ("cache", "past_key_values")  # names of a cache, from and until transformers 5.24
 LOGITS_AT_ONCE = 1 << 20  # logits whose losses are computed together
 MANY_LOGITS = 1 << 23  # from which on those of tokens that count are made alone, as many at a time: 34 MB in float32
-SLICES = 4  # at most, of logits with a graph: one takes with its gradients what a pass without a graph takes for all
+SLICES = 4  # at most, of logits with a graph: one slice and its gradients take as much memory as all do without
 
 
 def response_logits(model: nn.Module, batch: Batch, cache: DynamicCache | None = None) -> tuple[Tensor, Tensor]:

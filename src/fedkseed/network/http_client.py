@@ -33,7 +33,7 @@ class AnswerError(FedKSeedError):
 
 
 class _TimedSocket(ssl.SSLSocket):
-    """A connection on which each byte is waited for as long as its request may last: httpx knows single reads alone."""
+    """A socket whose reads and writes all end by the request's deadline; httpx can time single ones only."""
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         self._spend()

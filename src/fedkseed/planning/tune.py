@@ -284,8 +284,8 @@ def try_rates(
 def shorten(tuning: Tuning, step_seconds: float, seconds: float) -> tuple[int, float]:
     """Make trials so short that SHORT_TRIALS of them fit into some time; the examples and the seconds of one.
 
-    Where clients take derivatives along all directions, one step of each is taken once, and scaled for each rate; of
-    fewer clients where they take too long. Others take fewer steps. The time is spent if not even two trials fit.
+    Where clients take derivatives along all directions, each takes one step, once, and trials scale it to their rates;
+    fewer clients do where that is too slow. Others take fewer steps. The time is spent if not even two trials fit.
     """
     cohort, once, examples, each = tuning.cohort, derives(tuning.recipe), SHORT_EXAMPLES, 0.0
     sizes = [(tuning.steps >> halvings, len(cohort), SHORT_EXAMPLES) for halvings in range(tuning.steps.bit_length())]

@@ -39,7 +39,7 @@ class Algorithm:
         local: the kind of local steps, see `LocalWork`; or the derivatives in R^K that clients of `KSeed` take.
         down, up: contents of broadcasts and uploads, in words.
         source: the publication of the algorithm.
-        options: further fields of the strategy.
+        options: further fields of its server.
         tuned: `all` weights, those of the `output` layer, or adapters: `lora`, `uni-lora`, `p-tuning` or `prompt`; a
             recipe may name other weights.
     """

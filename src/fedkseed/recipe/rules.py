@@ -26,7 +26,7 @@ class Where(Enum):
 
     ALWAYS = auto()  # for every recipe, by its text alone
     ALGORITHM = auto()  # for every recipe whose algorithm is known: a user's own is known once its file has been run
-    STATED = auto()  # for what a user's file states and would do nothing: a run's recipe states all settings
+    STATED = auto()  # for settings in a user's file that would have no effect; a run's own recipe lists all
     RUN = auto()  # where a run begins: it needs numbers that `fedkseed tune` finds, so a recipe without them is read
     SIMULATION = auto()  # in which one model stands in for all clients
     NETWORK = auto()  # for servers and clients, which all have files of their own
@@ -148,7 +148,7 @@ def _stated(table: Table, *keys: str) -> str:
     return next((key for key in changed if key in table.model_fields_set), "")
 
 
-# Whether a recipe sets what not every strategy reads, by the names of `Strategy.reads`.
+# Whether a recipe sets what not every strategy reads, by the names of `ServerPart.reads`.
 OPTIONAL_SETTINGS: dict[str, Callable[[Recipe], bool]] = {
     "[asynchronous]": lambda r: r.asynchronous is not None,
     "[clients] backpropagating": lambda r: r.clients.backpropagating > 0,

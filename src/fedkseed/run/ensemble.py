@@ -17,7 +17,7 @@ def mean_state(store: Store, recipe: Recipe, kind: type[Any], done: int | None =
     Weights are w₀ + Σ_k c_k z_k, so these are the mean of the weights after each of these rounds.
 
     Args:
-        kind: the class of the run's states, `Strategy.state`.
+        kind: the class of the run's states, `ServerPart.state`.
         done: None: all.
 
     Raises:

@@ -216,7 +216,7 @@ def _evaluated(store: Store, federation: Federation, state: Any, write: bool = F
     """The evaluation of a state, computed only once in a run; first, last and tuned model `write` answers."""
     recipe = federation.recipe
     if (table := store.evaluations().get(state.round)) is not None:
-        evaluation = Evaluation.of(table)  # whose `empty` has an entry an answer
+        evaluation = Evaluation.of(table)  # whose `empty` has entries where answers were written
         if not write or not recipe.evaluation.written or evaluation.empty:
             return evaluation
     writes = write or state.round in (0, recipe.training.rounds)

@@ -129,7 +129,7 @@ def about(recipe: Recipe, rounds: int) -> dict[str, Any]:
 def new_secret(recipe: Recipe) -> bytes:
     """The secret from which a run's noise follows; empty where it has none.
 
-    It does not follow from the recipe, which adapters name the seed of. A simulation that stands for another federation
+    It is not derived from the recipe's seed, since adapters name that. A simulation that stands for another federation
     protects nobody, and its noise follows from the seed, so that others find the same.
     """
     if recipe.privacy is None:

@@ -7,6 +7,7 @@ place that does so. Any rule of aggregation works, and the tuned model is that o
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from struct import Struct, pack, unpack_from
 from tomllib import loads
@@ -26,7 +27,7 @@ SIZE = Struct("<q")
 FAILED = -1  # in place of a client's number: what follows is the text of an error
 
 
-class Ranks:
+class Ranks(AbstractContextManager["Ranks"]):
     """The processes of one `torchrun`, as a context; rank 0 takes them as the workers of its simulation.
 
     Attributes:
@@ -53,9 +54,6 @@ class Ranks:
         self._answer: Answer
         self._threads = 1
         self._sent: list[tuple[Any, torch.Tensor]] = []  # with what each sends, which must live as long
-
-    def __enter__(self) -> "Ranks":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None:  # after one the others end with this process, whose connections break
@@ -128,9 +126,6 @@ class Ranks:
                 for number in unpack_from(f"<{count}q", task, SIZE.size):
                     self._send(_reply(answer, data, number), 0)
                 self._settle()
-
-    def close(self) -> None:
-        """Nothing: the processes are torchrun's, and end with the context."""
 
     def _send(self, data: bytes, rank: int) -> None:
         """Begin to send some bytes, which goes on beside this process's own work."""

@@ -7,6 +7,7 @@ model and the rows by itself: all machines need the same files in the same place
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from importlib import import_module
 from itertools import islice
 from math import ceil
@@ -24,7 +25,7 @@ from .workers import Answer, require_same, threads_of
 Prepare: TypeAlias = Callable[[Recipe, bytes], tuple[Answer, dict[str, str]]]
 
 
-class RayActors:
+class RayActors(AbstractContextManager["RayActors"]):
     """Actors of Ray, as a context; a simulation takes them as its workers, `[clients] at_once` of them.
 
     `RAY_ADDRESS`, which Ray itself reads, names a cluster; without it Ray runs on this machine, as long as the context.
@@ -41,9 +42,6 @@ class RayActors:
         self._ray: Any = import_module("ray")
         self._prepare, self._actors = prepare, list[Any]()
         self._unchecked: dict[str, str] = {}  # of the run, as long as the actors have not said theirs
-
-    def __enter__(self) -> "RayActors":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._ray.shutdown()  # which ends the actors
@@ -109,9 +107,6 @@ class RayActors:
             why = getattr(error, "cause", None) or error
             again = "`fedkseed resume RUN --engine ray` goes on from the last finished round"
             raise FedKSeedError(f"a process of Ray failed: {why}; {again}") from error
-
-    def close(self) -> None:
-        """Nothing: the actors are Ray's, and end with the context."""
 
 
 class _Trainer:

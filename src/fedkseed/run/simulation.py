@@ -187,8 +187,8 @@ class Simulation:
         return answer(self.strategy, data, self.client(number, watch), read), watch.steps
 
     def close(self) -> None:
-        """End the worker processes."""
-        if self._workers is not None:
+        """End the worker processes; those of an engine end with its context."""
+        if isinstance(self._workers, Workers):
             self._workers.close()
 
     @property

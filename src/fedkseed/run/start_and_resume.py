@@ -16,7 +16,7 @@ from .privacy_plan import kept_secret
 from .progress import Progress, Silent
 from .ranks import Ranks
 from .ray_actors import RayActors
-from .simulation import Simulation, answering
+from .simulation import Simulation
 from .store import Store
 
 
@@ -78,11 +78,6 @@ def resume(
             store.require_same(simulation.identity)
             store.change_recipe(recipe.to_toml())
         return work(store, simulation.federation)
-
-
-def serve(ranks: Ranks) -> None:
-    """Train clients for the run of rank 0, in a rank above it."""
-    ranks.serve(answering)
 
 
 def base_scores(recipe: Recipe, identity: Mapping[str, str], runs: Iterable[Path]) -> dict[str, Any] | None:

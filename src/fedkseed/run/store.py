@@ -257,7 +257,7 @@ class Store:
         """The state after `done` rounds, or the latest; None before the first commit.
 
         Args:
-            kind: the class of the run's states, `Strategy.state`.
+            kind: the class of the run's states, `ServerPart.state`.
 
         Raises:
             FedKSeedError: the store has no such round, or its state is damaged.

@@ -93,7 +93,7 @@ class Masks:
         return math.ceil((noise.multiplier * self.grid.sensitivity) ** 2 / honest)
 
     def _honest(self, clients: int, colluding: float) -> int:
-        """The least number of honest clients in a sum that a server gets which lies about survivors.
+        """The least number of honest clients in any sum that a server can get by lying about survivors.
 
         Of n clients c work with it, e give a secret. Each honest one believes at most n − e gone, and e − c of them
         must believe that a client is gone to leave it out, so at most (n − c)(n − e) / (e − c) are
@@ -223,7 +223,7 @@ class MaskedClient:
         return member.shares(request, self.masks.roster(request, member.run))
 
     def example(self, round_: int, client: int, examples: int, differentiates: bool, rng: Generator) -> Masked:
-        """An upload of the size that this client's has with the whole cohort of `keys`, or with ten clients."""
+        """A random upload, as large as this client's in a round of all clients in `keys`, or else of ten."""
         clients = max(3, len(self.masks.secure.keys) or 10)
         width = self.masks.width(clients)
         holders = min(clients, (self.masks.secure.neighbours or USUAL) + 1)

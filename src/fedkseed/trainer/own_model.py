@@ -106,8 +106,8 @@ class Parties:
 
         Args:
             lr: as of a step on the weights themselves. It lowers the loss as much, to first order, as a step along all
-                K directions: of SGD with lr / K, of Adam with lr √d / 2K, whose gradient of d weights has about half
-                the 1-norm that its 2-norm allows; a two-point step along one direction does in the mean.
+                K directions: of SGD with lr / K, of Adam with lr √d / 2K (a gradient's 1-norm is taken as half of √d
+                times its 2-norm). A two-point step along one direction needs no factor: it does so on average.
             changes: of other settings of local steps.
         """
         settings, size = self.strategy.settings, self.weights.pool.size

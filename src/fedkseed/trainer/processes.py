@@ -50,7 +50,7 @@ class Processes:
         return [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
 
     def first(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """The numbers that the first process has found, which timings and last bits may have moved elsewhere."""
+        """The first process's numbers, for all to use: timings and last bits may differ elsewhere."""
         return json.loads(self.gather(json.dumps(numbers).encode())[0])
 
     def require_same(self, facts: Mapping[str, Any]) -> None:

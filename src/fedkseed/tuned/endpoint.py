@@ -31,7 +31,8 @@ def require_server() -> None:
 def load(tuned: TunedModel) -> Models:
     """The tuned model, and the base model where it is known, under the names `tuned` and `base`.
 
-    Both are asked in the words on which the tuned one was tuned, and answer as `respond` but for what a request says.
+    Both are asked in the words on which the tuned one was tuned, and answer as `respond` does, unless the request says
+    something else.
     """
     from transformers.utils import logging
 
@@ -49,7 +50,7 @@ def load(tuned: TunedModel) -> Models:
 
 
 def _bounded(model: Any, generate: Callable[..., Any], **request: Any) -> Any:
-    """Let a model write no more than its positions hold, no longer than `LONGEST`, and for nobody who is gone."""
+    """End an answer at the model's last position, after `LONGEST` seconds, or once its client has disconnected."""
     import torch
 
     from ..models.loss import room_for

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..directions import Pool
-from ..directions.operations import project_pieces
+from ..directions.operations import DirectionSum, project_pieces
 from ..errors import FedKSeedError, first_line
 from .layout import Layout
 from .side_by_side import Value
@@ -87,8 +87,19 @@ class Pooled(Weights):
         self.c = np.array(c, dtype=np.float32).reshape(-1)
         self.settle()
 
+    def shift(self, direction: int, eps: float) -> None:
+        c = self._shifted(direction, eps)
+        self._use(c, DirectionSum.over(self.pool, c))
+
     def move(self, direction: int, step: float) -> None:
         self.c[direction] += np.float32(step)
+
+    def settle(self) -> None:
+        self._use(self.c, DirectionSum(self.pool, *self.pool.dense(self.c)))
+
+    @abstractmethod
+    def _use(self, c: NDArray[np.float32], total: DirectionSum) -> None:
+        """Set the model to w(c) = w_0 + `total`."""
 
     @abstractmethod
     def restore(self) -> None:

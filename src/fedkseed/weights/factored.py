@@ -59,13 +59,6 @@ class FactoredWeights(Unwritten):
         self._scales = torch.from_numpy(scales)  # the product of both for each direction
         self.cores: dict[int, Tensor] = {}
 
-    def shift(self, direction: int, eps: float) -> None:
-        c = self._shifted(direction, eps)
-        self._use(c, DirectionSum.over(self.pool, c))
-
-    def settle(self) -> None:
-        self._use(self.c, DirectionSum(self.pool, *self.pool.dense(self.c)))
-
     def _use(self, c: NDArray[np.float32], total: DirectionSum) -> None:
         self._install()
         self.sum, self.cores = total, self._cores(torch.from_numpy(c))

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..directions import Pool
@@ -61,12 +63,6 @@ class Materialized(Pooled):
                 parameter.requires_grad_(False)
                 parameter.grad = None
 
-    def shift(self, direction: int, eps: float) -> None:
-        self._write(DirectionSum.over(self.pool, self._shifted(direction, eps)))
-
-    def settle(self) -> None:
-        self._write(DirectionSum(self.pool, *self.pool.dense(self.c)))
-
-    def _write(self, total: DirectionSum) -> None:
+    def _use(self, c: NDArray[np.float32], total: DirectionSum) -> None:
         rows = zip(self.layout.tuned, self.base, strict=True)
         total.combine([Piece(entry.number, base, entry.tensor) for entry, base in rows])

@@ -103,13 +103,9 @@ class Streamed(Unwritten):
         super().__init__(layout, pool)
         self._workspace.before_operation = self._change_places
 
-    def shift(self, direction: int, eps: float) -> None:
+    def _use(self, c: NDArray[np.float32], total: DirectionSum) -> None:
         self._install()
-        self.sum = DirectionSum.over(self.pool, self._shifted(direction, eps))
-
-    def settle(self) -> None:
-        self._install()
-        self.sum = DirectionSum(self.pool, *self.pool.dense(self.c))
+        self.sum = total
 
     def points(self, coefficients: Sequence[NDArray[np.float32]], loss: Callable[[], Value]) -> list[Value]:
         self._install()
@@ -144,7 +140,7 @@ class InPlace(Streamed):
     Needs room for 4 bytes a weight more than `Streamed`. Perturbations are added on the way to an operation and never
     stored, so they leave no rounding behind; only true steps change s. They round s in an order of their own, some 1e-8
     away from the sum in ascending j. After them s is made anew from c, O(K d), when the model is asked for next: so
-    that w(c) is exact, and of a model that is loaded before anybody asks nothing is made.
+    that w(c) is exact, and nothing is made for a model that is replaced before it is used.
 
     Where clients take turns they begin from the same c, and s is copied from one that is kept, as far as there is room.
 

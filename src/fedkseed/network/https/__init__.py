@@ -2,7 +2,7 @@
 
 task_files.py       a task without its large parts, which are files named by their SHA-256
 connections.py      the server's side as a state: who is connected, who owes which answer
-app.py              the five requests that a client can make, as an ASGI application
+app.py              the six requests that a client can make, as an ASGI application
 way_out.py          the proxy that the environment names, or none
 browser_page.py     the page on which a browser takes part
 registered_keys.py  the clients' keys, which may change while the server runs

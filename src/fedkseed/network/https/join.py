@@ -319,7 +319,7 @@ class HttpsClient:
             say(f"the run has ended; {self.desk.kept}")
 
     def require_reachable(self) -> None:
-        """Refuse a server that can't be reached for a reason that waiting won't mend; one that is not up yet is not."""
+        """Refuse a server that waiting won't make reachable; one that is not up yet is fine."""
         try:
             self.session.challenge()
         except (AnswerError, httpx.TransportError) as error:

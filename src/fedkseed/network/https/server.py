@@ -1,6 +1,6 @@
 """A server over HTTPS: requests on a thread of their own, rounds on the caller's, changed keys taken up in between.
 
-One process, and one port with five requests (app.py), none of which starts anything. All state is the run's: a server
+One process, and one port with six requests (app.py), none of which starts anything. All state is the run's: a server
 that was killed is started again by the same command, and goes on from the last finished round.
 """
 

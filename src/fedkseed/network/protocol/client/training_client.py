@@ -266,9 +266,8 @@ def load_client(
         _require_time(begun, policy)
     with refusing(Code.BASIS):
         followed, basis = with_basis(followed)
-    if (
-        followed.protecting("example") and followed.clients.count is not None
-    ):  # a server's word on the plan is not taken
+    # A server's word on the plan is not taken.
+    if followed.protecting("example") and followed.clients.count is not None:
         followed = with_noise(followed, followed.clients.count)
     with refusing(Code.MODEL):
         setup = build(followed, tokenizer, basis, serves=False)

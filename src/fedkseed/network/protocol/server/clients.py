@@ -296,7 +296,7 @@ class RemoteClients:
         starting = any(exchange.owes(k) and not self._clients[k].has_recipe for k in self._online if k in exchange.sent)
         usual = max(STARTING, 2 * self._longest) if starting else max(GRACE, self._took / 2)
         grace = self.options.deadline if exchange.unhurried else self.options.grace or usual
-        # Where nobody is needed, clients do again what the others have done in the exchange before.
+        # With a minimum of 0, `_took` is still that of the exchange before: about as long is expected again.
         return attempt.enough and now - attempt.begin >= self._took + grace
 
     def _ready(self, exchange: Exchange, attempt: Attempt, owes: list[int], waiting: set[int], now: float) -> list[int]:
