@@ -23,12 +23,15 @@ def assigned(tree: ast.AST) -> Iterator[str]:
                 yield name
 
 
-def test_a_class_name_stands_for_one_thing():
+def test_a_name_of_a_type_stands_for_one_thing():
     homes = defaultdict[str, list[str]](list)
     for file, tree in trees():
         for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                homes[node.name].append(file)
+            match node:
+                case ast.ClassDef(name=name):
+                    homes[name].append(file)
+                case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id="TypeAlias")):
+                    homes[name].append(file)
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
 
 

@@ -29,7 +29,7 @@ GAUSSIAN, RADEMACHER, HADAMARD_ROW, HADAMARD_BLOCK, HASHED_ROW, HASHED_BLOCK = r
 SEPARABLE_ROW, SEPARABLE_COLUMN = 6, 7
 
 
-Pool: TypeAlias = Any  # a `pool.Pool`, whose families are made of the functions here
+PoolLike: TypeAlias = Any  # a `pool.Pool`, whose families are made of the functions here
 
 
 # --- bits ---------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def philox(counter: tuple[NDArray[np.integer] | int, ...], key: tuple[int, int])
     return tuple(np.broadcast_arrays(*(x.astype(np.uint32) for x in (x0, x1, x2, x3))))
 
 
-def signs(pool: Pool, stream: int, tensor: int, direction: int, positions: NDArray[np.int64]) -> Floats:
+def signs(pool: PoolLike, stream: int, tensor: int, direction: int, positions: NDArray[np.int64]) -> Floats:
     """Random signs ±1 at some positions: a set bit is −1.
 
     Position p = 4096 g + 1024 w + 32 t + l takes bit t of word w of counter 32 g + l.
@@ -105,7 +105,7 @@ LN2 = _floats("0x1.62e430p-1")[0]
 # --- the families: z_j at positions start ≤ p < stop of one tensor, shape (stop − start,) ---------
 
 
-def gaussian(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def gaussian(pool: PoolLike, direction: int, tensor: int, start: int, stop: int) -> Floats:
     positions = np.arange(start, stop, dtype=np.int64)
     counter = positions // BLOCK * EIGHTH + positions % EIGHTH
     words = philox((counter, tensor, direction, GAUSSIAN), pool.key_words)
@@ -113,18 +113,18 @@ def gaussian(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> 
     return np.take_along_axis(eight, (positions // EIGHTH % 8)[None], axis=0)[0]
 
 
-def rademacher(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def rademacher(pool: PoolLike, direction: int, tensor: int, start: int, stop: int) -> Floats:
     return signs(pool, RADEMACHER, tensor, direction, np.arange(start, stop, dtype=np.int64))
 
 
-def hadamard(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def hadamard(pool: PoolLike, direction: int, tensor: int, start: int, stop: int) -> Floats:
     positions = np.arange(start, stop, dtype=np.int64)
     block, row = positions // pool.size, positions % pool.size
     d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, block * pool.size + direction)
     return signs(pool, HADAMARD_ROW, tensor, 0, positions) * walsh(row & direction) * d2
 
 
-def hashed(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def hashed(pool: PoolLike, direction: int, tensor: int, start: int, stop: int) -> Floats:
     positions = np.arange(start, stop, dtype=np.int64)
     block, row = positions // pool.size, positions % pool.size
     d2 = walsh(shifts(pool, tensor, block) & direction)
@@ -136,7 +136,7 @@ def walsh(both: NDArray[np.int64]) -> Floats:
     return np.float32(1) - np.float32(2) * (np.bitwise_count(both) % 2).astype(np.float32)
 
 
-def shifts(pool: Pool, tensor: int, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+def shifts(pool: PoolLike, tensor: int, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
     """The shifts s_b of the hashed family: the low bits of the first word of counter b."""
     return philox((blocks, tensor, 0, HASHED_BLOCK), pool.key_words)[0].astype(np.int64) & (pool.size - 1)
 
@@ -155,24 +155,24 @@ def transform(x: NDArray) -> NDArray:
     return x
 
 
-def hadamard_total(pool: Pool, c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hadamard_total(pool: PoolLike, c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, positions).reshape(-1, pool.size)
     d1 = signs(pool, HADAMARD_ROW, tensor, 0, positions)
     return d1 * transform(d2 * c).reshape(-1)
 
 
-def hadamard_products(pool: Pool, v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hadamard_products(pool: PoolLike, v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     d1 = signs(pool, HADAMARD_ROW, tensor, 0, positions)
     d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, positions).reshape(-1, pool.size)
     return d2 * transform((d1 * v).reshape(-1, pool.size))
 
 
-def hashed_total(pool: Pool, c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hashed_total(pool: PoolLike, c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     row = positions % pool.size ^ shifts(pool, tensor, positions // pool.size)
     return signs(pool, HASHED_ROW, tensor, 0, positions) * transform(c)[row]
 
 
-def hashed_products(pool: Pool, v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hashed_products(pool: PoolLike, v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     signed = (signs(pool, HASHED_ROW, tensor, 0, positions) * v).reshape(-1, pool.size)
     s = shifts(pool, tensor, positions[:: pool.size] // pool.size)
     return np.take_along_axis(signed, np.arange(pool.size) ^ s[:, None], axis=1)
@@ -181,7 +181,7 @@ def hashed_products(pool: Pool, v: Floats, tensor: int, positions: NDArray[np.in
 # --- the factored families: z = u vᵀ in a tensor that is seen as a matrix (o × i), a sum is U C Vᵀ ---
 
 
-def factored(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def factored(pool: PoolLike, direction: int, tensor: int, start: int, stop: int) -> Floats:
     unit_vector = np.zeros(pool.size, np.float32)
     unit_vector[direction] = 1
     return total(pool, np.arange(pool.size, dtype=np.uint32), unit_vector, tensor, start, stop)
@@ -193,13 +193,13 @@ def separable_core(c: Floats) -> Floats:
     return transform(transform(c.reshape(m, m)).T).T
 
 
-def separable_signs(pool: Pool, tensor: int, rows: range, matrix: Matrix) -> tuple[Floats, Floats]:
+def separable_signs(pool: PoolLike, tensor: int, rows: range, matrix: Matrix) -> tuple[Floats, Floats]:
     """The signs s_u of some rows and s_v of all columns."""
     of_rows = signs(pool, SEPARABLE_ROW, tensor, 0, np.arange(rows.start, rows.stop, dtype=np.int64))
     return of_rows, signs(pool, SEPARABLE_COLUMN, tensor, 0, np.arange(matrix.columns, dtype=np.int64))
 
 
-def separable_total(pool: Pool, core: Floats, tensor: int, rows: range, matrix: Matrix, sums: Floats) -> Floats:
+def separable_total(pool: PoolLike, core: Floats, tensor: int, rows: range, matrix: Matrix, sums: Floats) -> Floats:
     """The sums s[x, y] + (s_u[x] s_v[y]) M[x mod m, y mod m]."""
     s_u, s_v = separable_signs(pool, tensor, rows, matrix)
     x, y = np.arange(rows.start, rows.stop) % len(core), np.arange(matrix.columns) % len(core)
@@ -207,7 +207,7 @@ def separable_total(pool: Pool, core: Floats, tensor: int, rows: range, matrix: 
     return sums + signed
 
 
-def separable_products(pool: Pool, v: Floats, tensor: int, rows: range, matrix: Matrix) -> NDArray[np.float64]:
+def separable_products(pool: PoolLike, v: Floats, tensor: int, rows: range, matrix: Matrix) -> NDArray[np.float64]:
     """The K inner products with some rows of a tensor: signs taken off, tiles laid over each other, transformed."""
     s_u, s_v = separable_signs(pool, tensor, rows, matrix)
     signed, m = (s_u[:, None] * s_v) * v, math.isqrt(pool.size)
@@ -221,7 +221,7 @@ def separable_products(pool: Pool, v: Floats, tensor: int, rows: range, matrix: 
     return transform(transform(folded).T).T.reshape(-1)
 
 
-def informed_total(pool: Pool, c: Floats, tensor: int, rows: range, factor: Factor, sums: Floats) -> Floats:
+def informed_total(pool: PoolLike, c: Floats, tensor: int, rows: range, factor: Factor, sums: Floats) -> Floats:
     """The sums s[x, y] + Σ_b (Σ_a U[x, a] C[a, b]) V[y, b], a and b ascending, each product and sum rounded."""
     left = factor.left[rows.start : rows.stop].astype(np.float32)
     moved = np.zeros((len(rows), factor.ranks[1]), np.float32)
@@ -232,7 +232,7 @@ def informed_total(pool: Pool, c: Floats, tensor: int, rows: range, factor: Fact
     return sums
 
 
-def informed_products(pool: Pool, v: Floats, tensor: int, rows: range, factor: Factor) -> NDArray[np.float64]:
+def informed_products(pool: PoolLike, v: Floats, tensor: int, rows: range, factor: Factor) -> NDArray[np.float64]:
     """The K inner products with some rows of a tensor: Q[x, b] = Σ_y v[x, y] V[y, b] in float32 by halves, then
     Σ_x U[x, a] Q[x, b] in float64 by halves, times both scales.
     """
@@ -257,13 +257,13 @@ def halved(x: NDArray) -> NDArray:
 # --- the operations -----------------------------------------------------------------------------
 
 
-def elements(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def elements(pool: PoolLike, direction: int, tensor: int, start: int, stop: int) -> Floats:
     """The direction z_j at positions start ≤ p < stop of one tensor, shape (stop − start,)."""
     return pool.record.elements(pool, direction, tensor, start, stop)
 
 
 def total(
-    pool: Pool,
+    pool: PoolLike,
     directions: Words,
     coefficients: Floats,
     tensor: int,
@@ -315,7 +315,7 @@ def combine(base: Floats, addend: Floats, dtype: str) -> NDArray:
     return np.where(np.isnan(w), bits >> np.uint32(16) | np.uint32(0x40), rounded).astype(np.uint16)
 
 
-def project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
+def project(pool: PoolLike, v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
     """The K inner products ⟨z_j, v⟩ over positions start ≤ p < start + len(v), shape (K,).
 
     Products and sums inside a block are float32; blocks are added in ascending order in float64,
@@ -346,7 +346,7 @@ def project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray[np.float6
     return result
 
 
-def _factored_project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
+def _factored_project(pool: PoolLike, v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
     matrix, result, stop = pool.matrix(tensor), np.zeros(pool.size), start + v.size
     if matrix is None or not v.size:
         return result

@@ -34,12 +34,11 @@ class Estimate:
         return 0 if not abs(self.mean) > 2 * self.error else 1 if self.mean > 0 else -1
 
 
-Choice: TypeAlias = Sequence[str]  # two texts: the true response, the chosen one
+ChosenText: TypeAlias = Sequence[str]  # two texts: the true response, the chosen one
 
 TITLES = {"loss": "held-out loss", "rouge": "Rouge-L", "accuracy": "token accuracy", "choice": "choice accuracy"}
 BALANCED, FREQUENT = "balanced choice accuracy", "share of the most frequent choice"
 MOST_CLASSES = 8  # labels of a confusion matrix that is shown
-Answer: TypeAlias = Sequence[str]  # three texts: the instruction, the true response, the model's
 SHOWN = 3  # answers that are kept, for people to read
 
 
@@ -51,9 +50,9 @@ class Evaluation:
     rouge: list[float] = field(default_factory=list)  # Rouge-L F1, one a generated example
     empty: list[bool] = field(default_factory=list)  # whether the output was blank
     scores: dict[str, list[float]] = field(default_factory=dict)  # other metrics: name -> one number an example
-    choices: list[Any] = field(default_factory=list)  # for the metric `choice`: a `Choice` an example
+    choices: list[Any] = field(default_factory=list)  # for the metric `choice`: a `ChosenText` an example
     sets: dict[str, "Evaluation"] = field(default_factory=dict)  # the other held-out sets, whose own `sets` is empty
-    answers: list[Any] = field(default_factory=list)  # the first SHOWN that were written: an `Answer` each
+    answers: list[Any] = field(default_factory=list)  # the first SHOWN written: instruction, true response, response
     owners: list[str] = field(default_factory=list)  # the client of each example, where a set has the clients' own rows
 
     @classmethod
@@ -221,7 +220,7 @@ class Confusion:
     counts: list[list[int]]
 
     @classmethod
-    def of(cls, choices: Sequence[Choice]) -> "Confusion | None":
+    def of(cls, choices: Sequence[ChosenText]) -> "Confusion | None":
         """The counts of some choices; None with more than MOST_CLASSES labels, or none."""
         pairs = Counter((true, chosen) for true, chosen in choices)
         labels = sorted({label for pair in pairs for label in pair})
@@ -230,7 +229,7 @@ class Confusion:
         return cls(labels, [[pairs[true, chosen] for chosen in labels] for true in labels])
 
 
-def balanced_accuracy(choices: Sequence[Choice]) -> float:
+def balanced_accuracy(choices: Sequence[ChosenText]) -> float:
     """Mean over the true responses of the share of their examples that were chosen right, which is their recall.
 
     A model that always chooses one of n responses has 1 / n, however frequent that response is.
@@ -239,7 +238,7 @@ def balanced_accuracy(choices: Sequence[Choice]) -> float:
     return sum(right[label] / count for label, count in counts.items()) / len(counts)
 
 
-def most_frequent(choices: Sequence[Choice]) -> tuple[str, float]:
+def most_frequent(choices: Sequence[ChosenText]) -> tuple[str, float]:
     """The response that was chosen most often, and its share of all choices; the first in sorted order of several."""
     counts = Counter(chosen for _, chosen in choices)
     label = min(counts, key=lambda text: (-counts[text], text))

@@ -28,7 +28,7 @@ from .results import Cell, ResultTable, Spread
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Rows: TypeAlias = list[dict[str, Any]]
+TableRows: TypeAlias = list[dict[str, Any]]
 PAPER = "paper's way, PyTorch"
 SLICE = 1 << 20  # weights of one tensor in the paper's way of a sync: see benchmarks/sync.py
 SAMPLE = {"gaussian": 16, "rademacher": 128}  # directions that are timed, in families whose sync is linear in them
@@ -43,17 +43,17 @@ class Microbenchmark:
     """The functions of an experiment that gather its rows and show them."""
 
     # of the experiment, paths for its places, and a function that is called with notes on the progress
-    gather: "Callable[[Experiment, Mapping[str, str], Callable[[str], None]], Rows]"
-    table: Callable[[Experiment, Rows], list[dict[str, Cell]]]
-    figure: "Callable[[Experiment, Rows, Figure], None] | None" = None
+    gather: "Callable[[Experiment, Mapping[str, str], Callable[[str], None]], TableRows]"
+    table: Callable[[Experiment, TableRows], list[dict[str, Cell]]]
+    figure: "Callable[[Experiment, TableRows, Figure], None] | None" = None
 
-    def show(self, experiment: Experiment, rows: Rows) -> tuple[ResultTable, DrawFigure | None]:
+    def show(self, experiment: Experiment, rows: TableRows) -> tuple[ResultTable, DrawFigure | None]:
         """The table of gathered rows, and the function that draws their figure."""
         table = ResultTable(self.table(experiment, rows), (experiment.note,))
         return table, self.figure and partial(self.figure, experiment, rows)
 
 
-def spread_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
+def spread_cells(experiment: Experiment, rows: TableRows) -> list[dict[str, Cell]]:
     """Rows as they were gathered, with the mean and standard deviation of what was timed several times."""
     return [{name: Spread.of(v) if isinstance(v, list) else v for name, v in row.items()} for row in rows]
 
@@ -70,7 +70,7 @@ class SyncOptions:
     clients: int = 0  # of a round
 
 
-def gather_syncs(experiment: Experiment, places: Mapping[str, str], tell: Callable[[str], None]) -> Rows:
+def gather_syncs(experiment: Experiment, places: Mapping[str, str], tell: Callable[[str], None]) -> TableRows:
     """Seconds to the latest model: by replaying every step (Figure 2), and with K seeds in each family (Figures 2, 8).
 
     Work that is linear in weights or directions is timed on a part of them and scaled; rows have the size of the part.
@@ -92,7 +92,7 @@ def gather_syncs(experiment: Experiment, places: Mapping[str, str], tell: Callab
             job = partial(accumulate_, out, pool, np.arange(few), c[:few])
         return _scaled(_seconds(job, options.device, options.repeats), size / few * options.weights / timed), few
 
-    rows: Rows = []
+    rows: TableRows = []
     for size, way in product(options.sizes, (PAPER, *SHAPELESS)):
         seconds, few = seconds_of(way, size)
         tell(f"K = {size:,}, {way}: {Spread.of(seconds)} s")
@@ -106,7 +106,7 @@ def gather_syncs(experiment: Experiment, places: Mapping[str, str], tell: Callab
     return rows
 
 
-def draw_unlimited(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
+def draw_unlimited(experiment: Experiment, rows: TableRows, figure: "Figure") -> None:
     """Figure 2: seconds of a sync against all steps so far; with K seeds they stop growing after K steps."""
     steps = sorted({row["total steps"] for row in rows if "total steps" in row})
     lines, with_seeds = dict[str, list[float]](), dict[str, list[float]]()
@@ -123,7 +123,7 @@ def draw_unlimited(experiment: Experiment, rows: Rows, figure: "Figure") -> None
     legend_beside(axes)
 
 
-def draw_syncs(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
+def draw_syncs(experiment: Experiment, rows: TableRows, figure: "Figure") -> None:
     """Figure 8: seconds of a sync against K."""
     (axes,) = panels(figure, [f"{options_of(SyncOptions, experiment).weights:,} weights"], 7.5)
     for number, way in enumerate(dict.fromkeys(row["way"] for row in rows)):
@@ -171,7 +171,7 @@ class ToyOptions:
     families: Sequence[str] = SHAPELESS
 
 
-def gather_toy(experiment: Experiment, places: Mapping[str, str], tell: Callable[[str], None]) -> Rows:
+def gather_toy(experiment: Experiment, places: Mapping[str, str], tell: Callable[[str], None]) -> TableRows:
     """Mean absolute coordinate, over d coordinates and all repetitions, of the mean of Γ perturbations drawn from K.
 
     One coordinate of the mean of Γ perturbations is nearly normal around 0, with a variance of about 1/K + 1/Γ. The
@@ -180,7 +180,7 @@ def gather_toy(experiment: Experiment, places: Mapping[str, str], tell: Callable
     """
     options = options_of(ToyOptions, experiment)
     base, mean = torch.zeros(options.d), torch.empty(options.d)
-    rows: Rows = []
+    rows: TableRows = []
     for family in options.families:
         for draws, size in product(options.draws, options.sizes):
             means: list[float] = []
@@ -194,7 +194,7 @@ def gather_toy(experiment: Experiment, places: Mapping[str, str], tell: Callable
     return rows
 
 
-def toy_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
+def toy_cells(experiment: Experiment, rows: TableRows) -> list[dict[str, Cell]]:
     """The gathered rows, and how much larger each mean is than that of directions from fresh seeds."""
     cells, root = spread_cells(experiment, rows), options_of(ToyOptions, experiment).repetitions ** 0.5
     for cell, row in zip(cells, rows, strict=True):
@@ -204,7 +204,7 @@ def toy_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
     return cells
 
 
-def draw_toy(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
+def draw_toy(experiment: Experiment, rows: TableRows, figure: "Figure") -> None:
     """Figure 5: a panel a family, a line for each Γ; dotted: Γ unrestricted draws, √(2 / πΓ) for the largest Γ."""
     families = list(dict.fromkeys(row["family"] for row in rows))
     most = max(row["Γ"] for row in rows)
@@ -230,7 +230,7 @@ class CostOptions:
     complexity: Mapping[str, Sequence[str]] = field(default_factory=dict)  # method -> the paper's three orders
 
 
-def gather_costs(experiment: Experiment, places: Mapping[str, str], tell: Callable[[str], None]) -> Rows:
+def gather_costs(experiment: Experiment, places: Mapping[str, str], tell: Callable[[str], None]) -> TableRows:
     """Costs of every method with each model, measured one after the other, and in turns where they are repeated."""
     plan = experiment.plan(seeds=[0])
     costs: list[list[dict[str, Any]]] = [[] for _ in plan]  # of each planned run, those of every repetition
@@ -244,7 +244,7 @@ def gather_costs(experiment: Experiment, places: Mapping[str, str], tell: Callab
     ]
 
 
-def complexity_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
+def complexity_cells(experiment: Experiment, rows: TableRows) -> list[dict[str, Cell]]:
     """Table 1: orders of growth as the paper gives them, beside costs measured here."""
     orders, table = options_of(CostOptions, experiment).complexity, list[dict[str, Cell]]()
     for row in (row for row in rows if row["method"] in orders):
@@ -253,7 +253,7 @@ def complexity_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]
     return table
 
 
-def overhead_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
+def overhead_cells(experiment: Experiment, rows: TableRows) -> list[dict[str, Cell]]:
     """Table 3: the paper's cells, the same by the arithmetic of `byte_counts`, and costs measured here."""
     measured = {row["method"]: row for row in rows}
     table: list[dict[str, Cell]] = []
@@ -266,13 +266,13 @@ def overhead_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
     return table
 
 
-def step_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
+def step_cells(experiment: Experiment, rows: TableRows) -> list[dict[str, Cell]]:
     """The measured costs of each model and method."""
     title_of = partial(experiment.title_of, "method")
     return [{"model": row["model"], "approach": title_of(row["method"]), **_costs(row)} for row in rows]
 
 
-def draw_steps(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
+def draw_steps(experiment: Experiment, rows: TableRows, figure: "Figure") -> None:
     """Figure 14: seconds of a local step against trainable weights."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     for axes, model in zip(panels(figure, models), models, strict=True):

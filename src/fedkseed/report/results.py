@@ -211,7 +211,7 @@ def print_verdict(verdict: "RunVerdict", best: int | None, stopped: str | None) 
     say(verdict.text)
 
 
-def print_confusion(choices: Sequence[stats.Choice], set_: str = "") -> None:
+def print_confusion(choices: Sequence[stats.ChosenText], set_: str = "") -> None:
     """Print how often each true response got each choice on a set, if there are few enough different ones."""
     confusion = stats.Confusion.of(choices)
     if confusion is None:
@@ -228,7 +228,7 @@ def _in_words(test: stats.McNemar) -> str:
     return f"{test.gained} gained, {test.lost} lost, p = {test.p:.2g}"
 
 
-def _most_frequent(choices: Sequence[stats.Choice]) -> str:
+def _most_frequent(choices: Sequence[stats.ChosenText]) -> str:
     """The most frequent choice with its share."""
     label, share = stats.most_frequent(choices)
     return f"{_label(label)}: {share:.0%}"

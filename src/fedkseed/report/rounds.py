@@ -10,10 +10,10 @@ from ..run.round_metrics import METRICS, telling
 from .terminal import console, say
 from .watch_state import RunView
 
-Columns: TypeAlias = list[tuple[str, Mapping[int, str]]]  # title, and the cells by the number of rounds done
+ShownColumns: TypeAlias = list[tuple[str, Mapping[int, str]]]  # title, and the cells by the number of rounds done
 
 
-def metric_columns(view: RunView) -> Columns:
+def metric_columns(view: RunView) -> ShownColumns:
     """A table of the rounds' reports: clients, losses, bytes, …"""
     return [
         (metric.title, {report["round"] + 1: metric.text(report) for report in view.reports})
@@ -22,7 +22,7 @@ def metric_columns(view: RunView) -> Columns:
     ]
 
 
-def score_columns(view: RunView) -> Columns:
+def score_columns(view: RunView) -> ShownColumns:
     """The means of evaluations; those of 0 rounds are the base model's."""
     names = dict.fromkeys(name for means in view.means.values() for name in means)
     return [

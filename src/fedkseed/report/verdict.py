@@ -16,7 +16,7 @@ from ..evaluation.statistics import Estimate, Evaluation, Gain
 from ..run.best_round import diverged, lowers_loss
 from ..run.store import GAINS, NOTES, STOPPED, Store
 
-Kind: TypeAlias = Literal["better", "mixed", "unresolved", "worse", "diverged", "unknown"]
+VerdictKind: TypeAlias = Literal["better", "mixed", "unresolved", "worse", "diverged", "unknown"]
 SHARES = ("choice", "exact match", "accuracy")  # scores in percent
 SCORES = (*SHARES, "rouge")  # the first of them that a run has stands beside the loss
 ALIKE = 0.95  # share of one choice, from which on it hardly depends on the row
@@ -27,7 +27,7 @@ WARNING = "warning: "  # the beginning of a note that is one
 class RunVerdict:
     """The judgement on a run in a sentence; its warnings are on the data and the clients."""
 
-    kind: Kind
+    kind: VerdictKind
     text: str
     warnings: list[str]
 
@@ -44,7 +44,7 @@ class RunVerdict:
 
 def compared(
     base: Evaluation, tuned: Evaluation, by_loss: bool = True, tune: str = "", repeated: int = 0
-) -> tuple[Kind, str]:
+) -> tuple[VerdictKind, str]:
     """The kind of a verdict and its sentence, from the scores of two models on the same rows.
 
     Args:
@@ -82,7 +82,7 @@ def compared(
     return "unresolved", f"Not resolved: {said}. Next: hold out more rows, take more rounds, or find another lr{tune}"
 
 
-def _judged(store: Store, gains: Sequence[Gain]) -> tuple[Kind, str]:
+def _judged(store: Store, gains: Sequence[Gain]) -> tuple[VerdictKind, str]:
     """The verdict's kind and sentence: of the tuned model, or of that of the latest evaluation."""
     evaluations, by_loss = store.evaluations(), lowers_loss(store.load_recipe())
     last, holdings = max(evaluations, default=0), store.recall("clients") or {}
@@ -150,7 +150,7 @@ def _alike(tuned: Evaluation) -> str:
     return f"{said}, and it is right for {100 * right:.0f} %" if share >= ALIKE > right else ""
 
 
-def _by_clients(gains: Sequence[Gain]) -> tuple[Kind, str]:
+def _by_clients(gains: Sequence[Gain]) -> tuple[VerdictKind, str]:
     """The verdict by the clients' own rows, where there are no others."""
     counts = Counter(gain.verdict for gain in gains)
     said = (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-Report: TypeAlias = Mapping[str, Any]
+StoredReport: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,23 +21,25 @@ class Metric:
 
     name: str  # in event files and for scripts; a slash makes a group
     title: str  # for people
-    of: Callable[[Report], float | None]  # its value; None: not measured. Runs of earlier versions may lack fields
+    of: Callable[
+        [StoredReport], float | None
+    ]  # its value; None: not measured. Runs of earlier versions may lack fields
     unit: str = ""
     form: str = "{:,.4g}"  # format of the value in tables
     always: bool = False  # shown also where it is zero or not measured
-    absent: Callable[[Report], str] = lambda report: "–"  # shown in place of a value that was not measured
+    absent: Callable[[StoredReport], str] = lambda report: "–"  # shown in place of a value that was not measured
     phrase: str | None = None  # in the terminal's line of a round; None: title and value; empty: left out
 
-    def value(self, report: Report) -> float | None:
+    def value(self, report: StoredReport) -> float | None:
         """The value; None if it was not measured or is not finite."""
         value = self.of(report)
         return None if value is None or not math.isfinite(value) else value
 
-    def says(self, report: Report) -> bool:
+    def says(self, report: StoredReport) -> bool:
         """Whether the metric is to be shown for this round."""
         return self.always or bool(self.value(report))
 
-    def text(self, report: Report) -> str:
+    def text(self, report: StoredReport) -> str:
         """The value as the text of a table's cell."""
         value = self.value(report)
         return self.absent(report) if value is None else self.form.format(value)
@@ -74,18 +76,18 @@ SUMS = [
 ]
 
 
-def values(report: Report) -> dict[str, float]:
+def values(report: StoredReport) -> dict[str, float]:
     """The values of those metrics that were measured, by name."""
     numbers = {metric.name: metric.value(report) for metric in METRICS}
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-def telling(reports: Sequence[Report]) -> list[Metric]:
+def telling(reports: Sequence[StoredReport]) -> list[Metric]:
     """The columns of a table of these rounds: metrics shown in every table, or not zero in one of the rounds."""
     return [metric for metric in METRICS if metric.always or any(map(metric.says, reports))]
 
 
-def line(report: Report) -> str:
+def line(report: StoredReport) -> str:
     """A round's line on the terminal; a phrase that begins with a comma continues the phrase before."""
     text = ""
     for metric in METRICS:

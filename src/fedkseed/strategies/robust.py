@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from .sums import Contribution, Sum
 
-Rows: TypeAlias = NDArray[np.int64]  # (n, K): the numbers of each client
+ClientRows: TypeAlias = NDArray[np.int64]  # (n, K): the numbers of each client
 
 TIMES = 3  # that centered clipping cuts distances
 EXACT = 51  # bits of a sum of squares that float64 holds exactly, whatever the order, with two to spare
@@ -81,7 +81,7 @@ def _scaled(numbers: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
     return np.rint(numbers * factor).astype(np.int64)
 
 
-def _centered(rows: Rows, few: int) -> tuple[NDArray[np.int64], int]:
+def _centered(rows: ClientRows, few: int) -> tuple[NDArray[np.int64], int]:
     center = np.zeros(rows.shape[1], np.int64)
     for _ in range(TIMES):
         away = rows - center
@@ -93,11 +93,11 @@ def _centered(rows: Rows, few: int) -> tuple[NDArray[np.int64], int]:
     return center, 1
 
 
-def _trimmed(rows: Rows, few: int) -> tuple[NDArray[np.int64], int]:
+def _trimmed(rows: ClientRows, few: int) -> tuple[NDArray[np.int64], int]:
     return np.sort(rows, axis=0)[few : len(rows) - few].sum(0), len(rows) - 2 * few
 
 
-def _nearest_trimmed(rows: Rows, few: int) -> tuple[NDArray[np.int64], int]:
+def _nearest_trimmed(rows: ClientRows, few: int) -> tuple[NDArray[np.int64], int]:
     """Trimmed means of the nearest rows, by squared distances of numbers cut to so few bits that no sum is rounded."""
     bits, near = (EXACT - math.ceil(math.log2(rows.shape[1]))) // 2, len(rows) - few
     coarse = (rows >> max(0, int(np.abs(rows).max(initial=0)).bit_length() - bits)).astype(np.float64)
@@ -121,7 +121,7 @@ def memory_of(rule: str, agreement: bool, clients: int, numbers: int, size: int,
 
 
 # Rows of numbers, one a client, and f -> the numbers and their weight in place of the weighted sum; None: that sum.
-Rule: TypeAlias = Callable[[Rows, int], tuple[NDArray[np.int64], int]]
+Rule: TypeAlias = Callable[[ClientRows, int], tuple[NDArray[np.int64], int]]
 RULES: Mapping[str, Rule | None] = {
     "mean": None,
     "clipped": None,

@@ -19,7 +19,7 @@ from .client_batches import OwnedBatch, batches_of, described
 from .judge import PLATEAU, SEARCH, START, UNTIL_FOUND, Judge, searches
 from .own_model import Loss, Parties
 
-Metrics: TypeAlias = Mapping[str, Callable[[Any, Any], Any]]  # of a model and a batch, a number
+MetricFunctions: TypeAlias = Mapping[str, Callable[[Any, Any], Any]]  # of a model and a batch, a number
 
 OPTIONS = ("pool", "tuned", "mode", "seed", "basis", "wire")  # that `Parties` takes
 
@@ -42,7 +42,7 @@ def tune(
     model: nn.Module, loss: Loss, batches: Any, rounds: int = 20, *,
     steps_of: str = "adam", steps: int = 20, lr: float | str = SEARCH, eps: float | str = SEARCH,
     schedule: str = "linear", probes: int = 1, clip: float = math.inf, size: int | None = None, held_out: Any = None,
-    metrics: Metrics | None = None, on_round: OnRound | None = None, **options: Any,
+    metrics: MetricFunctions | None = None, on_round: OnRound | None = None, **options: Any,
 ) -> Tuned:  # fmt: skip
     """Tune a model in place on data of several clients, with messages of kilobytes between them and a server.
 
@@ -133,7 +133,7 @@ def tune(
 
 
 @torch.inference_mode()
-def scored(parties: Parties, metrics: Metrics, batches: Sequence[Any]) -> dict[str, float]:
+def scored(parties: Parties, metrics: MetricFunctions, batches: Sequence[Any]) -> dict[str, float]:
     """The means over the rows of batches of the loss, and of metrics of the model."""
     from transformers.trainer_pt_utils import find_batch_size  # takes seconds to import
 

@@ -53,7 +53,7 @@ def bits(first: int, run: int, width: int, numbers: int, place: int = 0) -> BitF
     return BitField(first + number // (run * levels) * run + number % run, number // run % levels * width, width, place)
 
 
-class Integers(NamedTuple):
+class Codes(NamedTuple):
     """Integers in a block: the sum of their bits less `minus`; or signed bytes; or those of a table by this sum."""
 
     parts: tuple[BitField, ...]
@@ -75,10 +75,10 @@ class BlockLayout(NamedTuple):
 
     weights: int
     size: int
-    q: Integers
+    q: Codes
     d: int = 0
     m: bool = False
-    groups: Integers | None = None
+    groups: Codes | None = None
 
     @property
     def group_count(self) -> int:
@@ -88,41 +88,41 @@ class BlockLayout(NamedTuple):
 CURVE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # The twelve bytes from 4 on: six bits of s and t of the first four groups each have a byte, whose two highest bits
 # belong to the last four groups; these have their lower bits in the last four bytes, s low and t high.
-SIX = Integers(
+SIX = Codes(
     (
         BitField(np.r_[4:8, 12:16, 8:12, 12:16], np.repeat([0, 4], [12, 4]), 4),
         BitField(np.r_[4:8, 4:8, 8:12, 8:12], np.tile(np.repeat([4, 6], 4), 2), 2, 4),
     )
 )
 LAYOUTS = {
-    "Q4_0": BlockLayout(32, 18, Integers((bits(2, 16, 4, 32),), 8)),
-    "Q4_1": BlockLayout(32, 20, Integers((bits(4, 16, 4, 32),)), m=True),
-    "Q5_0": BlockLayout(32, 22, Integers((bits(6, 16, 4, 32), bits(2, 1, 1, 32, 4)), 16)),
-    "Q5_1": BlockLayout(32, 24, Integers((bits(8, 16, 4, 32), bits(4, 1, 1, 32, 4))), m=True),
-    "Q8_0": BlockLayout(32, 34, Integers((bits(2, 32, 8, 32),), signed=True)),
-    "IQ4_NL": BlockLayout(32, 18, Integers((bits(2, 16, 4, 32),), table=CURVE)),
-    "Q2_K": BlockLayout(256, 84, Integers((bits(16, 32, 2, 256),)), 80, True, Integers((bits(0, 16, 4, 32),))),
+    "Q4_0": BlockLayout(32, 18, Codes((bits(2, 16, 4, 32),), 8)),
+    "Q4_1": BlockLayout(32, 20, Codes((bits(4, 16, 4, 32),)), m=True),
+    "Q5_0": BlockLayout(32, 22, Codes((bits(6, 16, 4, 32), bits(2, 1, 1, 32, 4)), 16)),
+    "Q5_1": BlockLayout(32, 24, Codes((bits(8, 16, 4, 32), bits(4, 1, 1, 32, 4))), m=True),
+    "Q8_0": BlockLayout(32, 34, Codes((bits(2, 32, 8, 32),), signed=True)),
+    "IQ4_NL": BlockLayout(32, 18, Codes((bits(2, 16, 4, 32),), table=CURVE)),
+    "Q2_K": BlockLayout(256, 84, Codes((bits(16, 32, 2, 256),)), 80, True, Codes((bits(0, 16, 4, 32),))),
     "Q3_K": BlockLayout(
         256,
         110,
-        Integers((bits(32, 32, 2, 256), bits(0, 32, 1, 256, 2)), 4),
+        Codes((bits(32, 32, 2, 256), bits(0, 32, 1, 256, 2)), 4),
         d=108,
-        groups=Integers((bits(96, 8, 4, 16), bits(104, 4, 2, 16, 4)), 32),
+        groups=Codes((bits(96, 8, 4, 16), bits(104, 4, 2, 16, 4)), 32),
     ),
-    "Q4_K": BlockLayout(256, 144, Integers((bits(16, 32, 4, 256),)), 0, True, SIX),
-    "Q5_K": BlockLayout(256, 176, Integers((bits(48, 32, 4, 256), bits(16, 32, 1, 256, 4))), 0, True, SIX),
+    "Q4_K": BlockLayout(256, 144, Codes((bits(16, 32, 4, 256),)), 0, True, SIX),
+    "Q5_K": BlockLayout(256, 176, Codes((bits(48, 32, 4, 256), bits(16, 32, 1, 256, 4))), 0, True, SIX),
     "Q6_K": BlockLayout(
         256,
         210,
-        Integers((bits(0, 64, 4, 256), bits(128, 32, 2, 256, 4)), 32),
+        Codes((bits(0, 64, 4, 256), bits(128, 32, 2, 256, 4)), 32),
         d=208,
-        groups=Integers((bits(192, 16, 8, 16),), signed=True),
+        groups=Codes((bits(192, 16, 8, 16),), signed=True),
     ),
     "IQ4_XS": BlockLayout(
         256,
         136,
-        Integers((bits(8, 16, 4, 256),), table=CURVE),
-        groups=Integers((bits(4, 1, 4, 8), bits(2, 1, 2, 8, 4)), 32),
+        Codes((bits(8, 16, 4, 256),), table=CURVE),
+        groups=Codes((bits(4, 1, 4, 8), bits(2, 1, 2, 8, 4)), 32),
     ),
 }
 

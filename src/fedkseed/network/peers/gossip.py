@@ -112,7 +112,7 @@ def _batches(items: list[Item]) -> list[list[Item]]:
 
 
 @dataclass(slots=True)
-class Standing:
+class PeerStanding:
     """The standing of another peer."""
 
     failures: int = 0  # in a row
@@ -131,7 +131,7 @@ class Gossip:
     seed: int  # of the choice of peers
     pace: ComparisonPace
     say: Callable[[str], object]  # is given lines for the peer's owner
-    standings: dict[int, Standing] = field(default_factory=partial(defaultdict, Standing))
+    standings: dict[int, PeerStanding] = field(default_factory=partial(defaultdict, PeerStanding))
     _pushes: deque[bytes] = field(default_factory=deque)
     _news: threading.Event = field(default_factory=threading.Event)
     _closed: threading.Event = field(default_factory=threading.Event)
@@ -224,5 +224,5 @@ class Gossip:
             return False
         if standing.failures and standing.notes:
             self.say(f"peer {number} is back")
-        self.standings[number] = Standing()
+        self.standings[number] = PeerStanding()
         return True

@@ -37,7 +37,7 @@ OFFENCES, REST = 3, 10  # answers of a client that can't be used, and the rounds
 
 Take: TypeAlias = Callable[[int, bytes], object]  # adds a client's message; a FedKSeedError if it can't be used
 # (since, rounds done) -> the links from the state after `since` rounds on, head and stem
-History: TypeAlias = Callable[[int, int], tuple[list[bytes], bytes, bytes]]
+LinksSince: TypeAlias = Callable[[int, int], tuple[list[bytes], bytes, bytes]]
 Answer = TypeVar("Answer")
 
 
@@ -119,7 +119,7 @@ class RemoteClients:
     options: NetworkTable
     progress: Progress
     signing: ServerSigning | None = None  # None: tasks and answers travel unsigned
-    history: History | None = None  # the links of the run's log, for each task; None: none is sent
+    history: LinksSince | None = None  # the links of the run's log, for each task; None: none is sent
     interrupt: Callable[[], object] = lambda: None  # before each call of the carrier; may raise a RoundStoppedError
     signatures: dict[int, bytes] = field(default_factory=dict)  # of accepted answers; the caller empties it
     _clients: defaultdict[int, RemoteClient] = field(default_factory=lambda: defaultdict(RemoteClient))
@@ -338,7 +338,7 @@ class RemoteClients:
             self.progress.clients([task.client for key, task in pairs if key], "training")
             attempt.tries.update(task.client for key, task in pairs if not key)
 
-    def _task(self, exchange: Exchange, client: int, seconds: float, history: History | None) -> Task:
+    def _task(self, exchange: Exchange, client: int, seconds: float, history: LinksSince | None) -> Task:
         remembered = self._clients[client]
         recipe = b"" if remembered.has_recipe else self.recipe
         task = Task(client, seconds, recipe_digest(self.recipe), recipe, exchange.sent[client], keep=exchange.keep)
