@@ -11,7 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from fedkseed import FedKSeedError
-from fedkseed.data.file_formats import PACKINGS, SHEETS, TEXT_FORMATS
+from fedkseed.data.file_formats import PACKINGS, SHEETS
+from fedkseed.data.first_bytes import TEXT
 from fedkseed.data.sources import Reader
 
 from .test_spreadsheets import ROWS, XLS, ods, ods_row, workbook
@@ -88,14 +89,14 @@ def write(path: Path, kind: str) -> None:
 def may_be_read(kind: str, ending: str) -> bool:
     own = KINDS[kind][1]
     if own in (".csv", ".json"):
-        return ending in TEXT_FORMATS and not (own == ".json" and ending in (".csv", ".tsv"))
+        return ending in TEXT and not (own == ".json" and ending in (".csv", ".tsv"))
     return ending in {".xlsx": (".xlsx", ".xlsm")}.get(own, (own,))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_under_each_wrong_ending_a_file_is_named_for_what_it_is(tmp_path, kind):
     words, remedy = KINDS[kind]
-    for ending in (*TEXT_FORMATS, *SHEETS, ".parquet", *(f".csv{packing}" for packing in PACKINGS), ".txt", ""):
+    for ending in (*TEXT, *SHEETS, ".parquet", *(f".csv{packing}" for packing in PACKINGS), ".txt", ""):
         path = tmp_path / f"staff{ending}"
         write(path, kind)
         if may_be_read(kind, path.suffix):
@@ -134,7 +135,7 @@ def test_a_damaged_document_is_said_to_be_damaged(tmp_path):
         Reader().file(str(tmp_path / "staff.csv"))
 
 
-@pytest.mark.parametrize("ending", [*TEXT_FORMATS, *SHEETS, ".parquet", ".csv.gz"])
+@pytest.mark.parametrize("ending", [*TEXT, *SHEETS, ".parquet", ".csv.gz"])
 def test_an_empty_file_is_said_to_be_empty(tmp_path, ending):
     path = tmp_path / f"staff{ending}"
     path.touch()

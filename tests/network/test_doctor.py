@@ -201,14 +201,14 @@ def test_a_server_is_told_what_has_failed_by_those_who_wish(site):
     with site.serving() as connections:
         site.found(site.of_client())
         assert not connections.notices, "nothing is told unasked"
-        assert site.found(site.of_client(), "--tell")["told"] == (True, "the server was told that all checks pass")
+        assert site.found(site.of_client(), "--tell")["reported"] == (True, "the server knows that all checks pass")
         limit(site, "max_seconds = 1e-6")
-        assert site.found(site.of_client(), "--tell")["told"][1] == "the server was told that these fail: step"
+        assert site.found(site.of_client(), "--tell")["reported"][1] == "the server knows that these fail: step"
         said = [(number, said) for number, said, _ in connections.notices if said != "has connected again"]
         passed, failed = "has passed all checks of its machine", "has failed checks of its machine: step"
         assert said == [(0, passed), (0, failed)]
         with exclusive(site.folder / "c0" / "client.lock", "taken"):
-            assert site.found(site.of_client(), "--tell")["told"][1] == "not told, for want of a session"
+            assert site.found(site.of_client(), "--tell")["reported"][1] == "not reported, for want of a session"
     assert "a server with --certs" in refused("doctor", site.folder / "recipe.toml", *site.of_server(), "--tell")
 
 

@@ -185,8 +185,8 @@ def test_a_perturbation_leaves_nothing_behind(mode):
 
 
 def test_a_step_writes_the_weights_twice(monkeypatch):
-    written, write = [], Materialized._write
-    monkeypatch.setattr(Materialized, "_write", lambda self, *sums: written.append(sums) or write(self, *sums))
+    written, write = [], Materialized._use
+    monkeypatch.setattr(Materialized, "_use", lambda self, *sums: written.append(sums) or write(self, *sums))
     weights = hold(tiny_llama(), Pool(5, 32, "hadamard"), mode="materialized")
     weights.load(np.zeros(32))
     written.clear()

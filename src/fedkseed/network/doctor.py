@@ -69,12 +69,12 @@ def findings(checks: list[Check]) -> Iterator[Finding]:
 
 def client_checks(
     recipe_of: Callable[[], Recipe], owner_of: Callable[[], Owner], url: str, ca: Path, key: Path, directory: Path,
-    tells: list[Finding] | None = None,
+    reported: list[Finding] | None = None,
 ) -> list[Check]:  # fmt: skip
     """The checks of a client, in the order in which it meets what they find; see `client_of`.
 
     Args:
-        tells: the findings so far, of which the server is told in the end; None: it is not.
+        reported: the findings so far, which the server gets in the end; None: it does not.
     """
     owner, notes, tokens = cache(owner_of), list[str](), list[str]()
 
@@ -109,12 +109,12 @@ def client_checks(
         tokens.append(client.session.token)
         return f"the server knows the key as that of client {number}"
 
-    def told(client: HttpsClient) -> str:
+    def report(client: HttpsClient) -> str:
         if not tokens:
-            return "not told, for want of a session"
+            return "not reported, for want of a session"
         client.session.token = tokens[-1]
-        client.session.tell(failed := [finding.check for finding in tells or () if finding.passed is False])
-        return f"the server was told that {'these fail: ' + ', '.join(failed) if failed else 'all checks pass'}"
+        client.session.tell(failed := [finding.check for finding in reported or () if finding.passed is False])
+        return f"the server knows that {'these fail: ' + ', '.join(failed) if failed else 'all checks pass'}"
 
     @cache
     def recipes() -> tuple[Recipe, Recipe, int]:  # the server's, the client's, a number of clients
@@ -170,8 +170,8 @@ def client_checks(
         ("memory", lambda: has_memory(recipes()[1], [rows()[1]], []), ("tokens",)),
         ("step", step, ("memory",)),
     ]
-    if tells is not None:
-        checks.append(("told", lambda: asked(told), ("registered",)))
+    if reported is not None:
+        checks.append(("reported", lambda: asked(report), ("registered",)))
     return checks
 
 

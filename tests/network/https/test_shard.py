@@ -15,7 +15,6 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed, which t
 
 
 from fedkseed import FedKSeedError, start
-from fedkseed.cli.network import begun
 from fedkseed.network.https.registered_keys import FOLDER, keys_of_run, keys_of_shard
 from fedkseed.network.https.shard import Shard, ShardClients, ShardTasks
 from fedkseed.network.protocol.carrier import Arrival, Parcel
@@ -27,7 +26,7 @@ from fedkseed.network.protocol.receipt_checks import signature_check
 from fedkseed.network.protocol.run_history import RunHistory
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.network.protocol.server.clients import RemoteClients
-from fedkseed.network.protocol.server.serving import serve
+from fedkseed.network.protocol.server.serving import begin, serve
 from fedkseed.network.protocol.signatures import ClientSigning, certificate, private_key
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.rules import Where
@@ -178,7 +177,7 @@ def test_a_client_whose_key_a_shard_has_removed_is_missing_in_its_sum(setting, t
 def test_shards_are_refused_where_nothing_can_follow_them_before_a_run_is_made(setting, tmp_path):
     (tmp_path / "recipe.toml").write_text(sharded(setting))
     with pytest.raises(FedKSeedError, match="is for `fedkseed serve` without a page, and this is a server over Flower"):
-        begun(tmp_path / "recipe.toml", None, tmp_path / "run", Where.FLOWER_SERVER)
+        begin(tmp_path / "recipe.toml", (), tmp_path / "run", Where.FLOWER_SERVER, note=id)
     assert not (tmp_path / "run").exists()
 
 

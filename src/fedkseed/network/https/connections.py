@@ -66,7 +66,7 @@ class ConnectedClient:
     key: EllipticCurvePublicKey
     token: str = ""  # of its session; empty: it has none
     dialled: str = ""  # the name by which it has dialled the server in its last session
-    told: bool = False  # whether it has told in its session what its checks have found
+    reported: bool = False  # whether it has sent in its session what its checks have found
     last_request: float = float("-inf")
     wake: Callable[[], object] | None = None  # lets its request that waits for a task look again
     task: OfferedTask | None = None  # the last one
@@ -230,7 +230,7 @@ class Connections:
             elif client.token:
                 self.notices.append((client.number, "has connected again", client.wake is not None))
             self._end_session(client)  # of a process that was killed, or is another's
-            client.told, client.dialled = False, dialled
+            client.reported, client.dialled = False, dialled
             client.token = secrets.token_urlsafe(16)  # it waits for tasks once it asks for one
             self._sessions[client.token] = client
             return client.number, client.token
@@ -329,15 +329,15 @@ class Connections:
             failed: names of the checks that fail, between them `SEPARATOR`; empty: all pass.
 
         Raises:
-            RequestError: the session has ended or has told it before, or these are no names.
+            RequestError: the session has ended or has sent it before, or these are no names.
         """
         if not FAILED.fullmatch(failed):
             raise RequestError(400, "failed checks are words of lower-case letters, and a comma and a space in between")
         client = self.client(token)
         with self._lock:
-            if client.told:
-                raise RequestError(409, "this session has told what its checks have found: begin another")
-            client.told = True
+            if client.reported:
+                raise RequestError(409, "this session has sent what its checks have found: begin another")
+            client.reported = True
         said = f"failed checks of its machine: {failed.decode()}" if failed else "passed all checks of its machine"
         self.notices.append((client.number, f"has {said}", False))
 
