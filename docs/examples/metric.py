@@ -5,10 +5,10 @@ Then: python metric.py rounds runs/dolly
 """
 
 from fedkseed.cli import main
-from fedkseed.run.round_metrics import METRICS, Metric, Report
+from fedkseed.run.round_metrics import METRICS, Metric, StoredReport
 
 
-def kept(report: Report) -> float:
+def kept(report: StoredReport) -> float:
     answered = len(report["clients"])
     return answered / (answered + report.get("given_up", 0))
 

@@ -77,14 +77,14 @@ def has_kernel(kind: str) -> bool:
 
 def widened(rows: Tensor, kind: str) -> Tensor:
     """Rows of blocks as rows of weights, in float32 or in a type of PLAIN: plain PyTorch operations on any device."""
-    from ..directions.numba_cpu.gguf import LAYOUTS, Integers
+    from ..directions.numba_cpu.gguf import LAYOUTS, Codes
 
     if kind in PLAIN:
         return rows.view(PLAIN[kind])
     layout = LAYOUTS[kind]
     blocks = rows.reshape(-1, layout.size)
 
-    def integers(of: Integers) -> Tensor:
+    def integers(of: Codes) -> Tensor:
         total = torch.zeros((), dtype=torch.int16, device=blocks.device)
         for byte, shift, count, place in of.parts:
             picked = blocks[:, torch.from_numpy(byte).to(blocks.device)].short()
