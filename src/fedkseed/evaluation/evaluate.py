@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from copy import copy
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import patch  # sets an attribute, and puts it back whatever is raised
 
 import torch
 from torch import nn

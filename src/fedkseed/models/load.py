@@ -8,7 +8,7 @@ from io import StringIO
 from math import prod
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import patch  # sets an attribute, and puts it back whatever is raised
 
 import gguf
 import torch

@@ -7,7 +7,7 @@ from copy import copy
 from functools import partial
 from itertools import takewhile
 from typing import Any, cast
-from unittest.mock import patch
+from unittest.mock import patch  # sets an attribute, and puts it back whatever is raised
 
 import torch
 from greenlet import getcurrent

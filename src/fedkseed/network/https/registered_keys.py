@@ -60,9 +60,8 @@ class RegisteredKeys:
         self._last_seen = _stamps(self.folder)
         paths = self.files()
         texts = {n: path.read_text(errors="replace").strip() for n, path in paths.items() if path.exists()}
-        keys = {
-            n: public_key(text.encode(), paths[n]) for n, text in texts.items()
-        }  # first: a file may be half written
+        # Read before anything is written: a file may be half written.
+        keys = {n: public_key(text.encode(), paths[n]) for n, text in texts.items()}
         lines = [texts.get(number, "") for number in range(max(paths) + 1)]
         if len({tuple(line.split()[:2]) for line in texts.values()}) < len(texts):
             raise FedKSeedError(f"two clients of {self.folder} have the same key; each needs one of its own")

@@ -401,7 +401,7 @@ class RemoteClients:
         return reply
 
     def _accepts(self, exchange: Exchange, client: int, reply: Reply, take: Take) -> bool:
-        """Whether an answer could be used and was taken; notes it, or that it is left out."""
+        """Take an answer that can be used, or note why it is left out; returns whether it was taken."""
         try:
             take(client, reply.message)
         except FedKSeedError as error:
