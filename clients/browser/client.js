@@ -148,7 +148,8 @@ export class Client {
     const { model, base } = await (async () => {
       const config = await json("config.json");
       const shown = (/** @type {number} */ share) => tell("loading", { what: "the model", share });
-      const weights = await readWeights(folder, config.tie_word_embeddings === true, key, recipe.size, shown);
+      const tied = config.tie_word_embeddings === true;
+      const weights = await readWeights(await folder("weights"), tied, key, recipe.size, shown);
       const digest = await weights.digest(false);
       if (recipe.modelDigest && recipe.modelDigest !== digest) {
         throw new Error(`these files are another model than the federation's: ${digest}, not ${recipe.modelDigest}`);

@@ -1,12 +1,14 @@
-/** A model of a Hugging Face folder: its tensors, and w(c) of any range of them (docs/directions.md). */
+/** A model: its tensors, and w(c) of any range of them (docs/directions.md). */
 
-import { hex, sha256, utf8, view } from "./bytes.js";
+import { hex, sha256, utf8 } from "./bytes.js";
 import { BLOCK, ROW, signWords } from "./directions.js";
+import { readGguf } from "./gguf.js";
 import { Kernels } from "./kernels.js";
+import { part, readSafetensors } from "./safetensors.js";
 
 /** @typedef {{ name: string, shape: number[], count: number, base: number, rows: number, blocks: number }} Tensor
  *   base: address of its weights; rows, blocks: addresses of the words of D1 and D2 */
-/** @typedef {(name: string) => Promise<Blob>} Folder gives a file by its name */
+/** @typedef {(name: string) => Promise<Blob>} Folder gives a file by its name; `weights` is that of the weights */
 
 const EMBEDDING = "model.embed_tokens.weight";
 export const HEAD = "lm_head.weight";
@@ -66,37 +68,28 @@ export class Weights {
   }
 }
 
-/** The weights in a folder, in float32. Throws an Error that says what is wrong with the files.
- * @param {Folder} folder @param {boolean} tied whether input and output embedding are one tensor
+/** The weights of a model, in float32. Throws an Error that says what is wrong with its file.
+ * @param {Blob} file @param {boolean} tied whether input and output embedding are one tensor
  * @param {bigint} key @param {number} size of the pool @param {(share: number) => void} progress */
-export async function readWeights(folder, tied, key, size, progress) {
-  const blob = await folder("model.safetensors");
-  const slice = async (/** @type {number} */ begin, /** @type {number} */ end) =>
-    new Uint8Array(await blob.slice(begin, end).arrayBuffer());
-  const length = Number(view(await slice(0, 8)).getBigUint64(0, true));
-  if (!(length > 0 && 8 + length <= Math.min(blob.size, 100e6))) throw new Error("model.safetensors is no such file");
-  const head = JSON.parse(new TextDecoder().decode(await slice(8, 8 + length)));
-  delete head.__metadata__;
-  for (const name of Object.keys(head)) {
-    if (/rotary_emb\.inv_freq$|\.masked_bias$/.test(name)) delete head[name]; // no parameters
-    else if (!name.startsWith("model.") && name !== HEAD) {
-      head[`model.${name}`] = head[name];
-      delete head[name];
-    }
-  }
-  if (tied && head[EMBEDDING]) {
-    head[HEAD] = head[EMBEDDING];
-    delete head[EMBEDDING];
+export async function readWeights(file, tied, key, size, progress) {
+  /** @type {Map<string, import("./safetensors.js").Stored>} */
+  const stored = new Map();
+  const isGguf = new TextDecoder().decode(await part(file, 0, 4)) === "GGUF";
+  for (const tensor of await (isGguf ? readGguf : readSafetensors)(file)) {
+    const { name } = tensor;
+    if (/rotary_emb\.inv_freq$|\.masked_bias$/.test(name)) continue; // no parameters
+    const whole = name.startsWith("model.") || name === HEAD ? name : `model.${name}`;
+    stored.set(tied && whole === EMBEDDING ? HEAD : whole, tensor);
   }
   const kernels = new Kernels();
   /** @type {Map<string, Tensor>} */
   const tensors = new Map();
-  const names = Object.keys(head).sort(byCodePoint);
+  const names = [...stored.keys()].sort(byCodePoint);
   for (const [number, name] of names.entries()) {
-    const { dtype, shape, data_offsets: [begin, end] } = head[name];
-    const count = shape.reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1);
-    const numbers = widened(name, dtype, await slice(8 + length + begin, 8 + length + end));
-    if (numbers.length !== count) throw new Error(`model.safetensors is cut: ${name} has ${numbers.length} numbers`);
+    const { shape, read } = /** @type {import("./safetensors.js").Stored} */ (stored.get(name));
+    const count = shape.reduce((a, b) => a * b, 1);
+    const numbers = await read();
+    if (numbers.length !== count) throw new Error(`the model's file is cut: ${name} has ${numbers.length} numbers`);
     const base = kernels.take(count);
     kernels.floats(base, count).set(numbers);
     const [rows, blocks] = [ROW, BLOCK].map((stream) => {
@@ -117,25 +110,4 @@ export function byCodePoint(a, b) {
   const [x, y] = [a, b].map((text) => Array.from(text, (letter) => letter.codePointAt(0) ?? 0));
   const at = x.findIndex((point, k) => point !== y[k]);
   return at < 0 ? x.length - y.length : x[at] - (y[at] ?? -1);
-}
-
-/** Numbers as float32, which is exact. @param {string} name @param {string} dtype
- * @param {Uint8Array<ArrayBuffer>} data */
-function widened(name, dtype, data) {
-  if (dtype === "F32") return new Float32Array(data.buffer);
-  if (dtype === "BF16") {
-    const words = Uint32Array.from(new Uint16Array(data.buffer), (word) => word << 16);
-    return new Float32Array(words.buffer);
-  }
-  if (dtype === "F16") return Float32Array.from(new Uint16Array(data.buffer), half);
-  throw new Error(`${name} is of type ${dtype}; this page reads F32, F16 and BF16`);
-}
-
-/** The number of 16 bits of float16. @param {number} word */
-function half(word) {
-  const exponent = (word >> 10) & 31;
-  const fraction = word & 1023;
-  const size = exponent ? (exponent === 31 ? (fraction ? NaN : Infinity) : 2 ** (exponent - 25) * (1024 + fraction))
-    : 2 ** -24 * fraction;
-  return word >> 15 ? -size : size;
 }

@@ -10,7 +10,8 @@ import { readRows } from "./texts.js";
 
 /** @typedef {Record<string, any>} Any */
 
-const MODEL = ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"];
+const WEIGHTS = "weights"; // model.safetensors or a GGUF file
+const MODEL = ["config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS];
 const WORDS = {
   heldOut: "Categories that may be left out, one a line", separators: "Texts between prompt and response, as JSON",
   leastExamples: "Fewest rows", leastBatch: "Fewest rows of a batch", mostBatch: "Most rows of a batch",
@@ -273,8 +274,9 @@ at("rows").addEventListener("change", () => shown("rows", async () => {
   return file ? takeRows(file) : "";
 }));
 at("model").addEventListener("change", () => shown("model", async () => {
-  chosen.model = Object.fromEntries([...(at("model").files ?? [])].map((file) => [file.name, file]));
-  const missing = MODEL.filter((name) => !chosen.model[name]);
+  const name = (/** @type {File} */ file) => (/\.(safetensors|gguf)$/.test(file.name) ? WEIGHTS : file.name);
+  chosen.model = Object.fromEntries([...(at("model").files ?? [])].map((file) => [name(file), file]));
+  const missing = MODEL.filter((one) => !chosen.model[one]);
   if (missing.length) throw new Error(`${missing.join(", ")} ${missing.length > 1 ? "are" : "is"} missing`);
   return "All four files are here.";
 }));

@@ -93,7 +93,7 @@ export function readRecipe(text) {
   only("[training] wire", training.wire, ["exact", "compact", "sign"]);
   only("[directions] family", directions.family, ["hadamard"]);
   only("[model] dtype", model.dtype ?? "float32", ["float32"]);
-  only("[model] storage", model.storage ?? "dense", ["dense"]);
+  only("[model] storage", model.storage ?? "dense", ["dense", "as stored"]);
   only("[model] tuned", model.tuned ?? null, [null]);
   only("[clients] split", clients.split, ["files"]);
   only("[data] template", data.template, Object.keys(TEMPLATES));

@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from fedkseed.network.https import server
-from fedkseed.network.https.browser_page import Page
+from fedkseed.network.https.browser_page import Page, files_of
 from fedkseed.network.https.connections import Connections
 
 from ..network.audiences import AUDIENCES
@@ -39,7 +39,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterat
     """The page with nobody connected; it gives away the model of `model_folder`."""
     require_chromium()
     folder, port = tmp_path_factory.mktemp("page"), free_port()
-    address = server.Address("127.0.0.1", port, tls=False, page=Page(model_folder))
+    address = server.Address("127.0.0.1", port, tls=False, page=Page(files_of(model_folder)))
     with server.listening(Connections(AUDIENCES, []), address, 1000, folder), browser(folder) as opened:
         opened.open(f"http://127.0.0.1:{port}/")
         yield opened

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from fedkseed import Adapter, start
+from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.network.https import join, server
-from fedkseed.network.https.browser_page import Page
+from fedkseed.network.https.browser_page import Page, files_of
 from fedkseed.network.protocol.certs import add, make
 from fedkseed.network.protocol.client.recipe_consent import OwnerSettings
 from fedkseed.network.protocol.client.task_handler import TaskHandler
@@ -26,6 +27,7 @@ from fedkseed.recipe.reading import parse
 from fedkseed.run.loop import Result
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
+from fedkseed.tuned.gguf import write_gguf
 
 from ..network.flower.conftest import Notes, Setting
 from ..network.https.network import network
@@ -149,7 +151,7 @@ def test_a_browser_and_our_client_end_with_one_model(setting, tmp_path, monkeypa
     make(keys, 1, ["localhost"], 2)
     with Store.create(store, recipe.to_toml()):
         url, results = f"https://localhost:{port}", list[Result]()
-    address = server.Address("127.0.0.1", port, page=Page(setting.model))
+    address = server.Address("127.0.0.1", port, page=Page(files_of(setting.model)))
     serving = threading.Thread(
         target=lambda: results.append(server.run(store, recipe, keys, address, progress)), daemon=True
     )
@@ -181,12 +183,17 @@ def test_a_browser_and_our_client_end_with_one_model(setting, tmp_path, monkeypa
 
 @pytest.mark.network
 def test_a_browser_that_is_stopped_and_opened_again_goes_on(setting, tmp_path):
-    """Key, certificate and log are kept; what it was asked before is asked again, and its batches are a secret."""
+    """Key, certificate and log are kept; what it was asked before is asked again, and its batches are a secret.
+
+    Its model comes as a GGUF file, our client's from a folder.
+    """
     require_chromium()
     text = setting.text("minimum = 2", cohort="cohort = 2", rounds="rounds = 4", steps="steps = 12")
     (tmp_path / "profile").mkdir()
+    model = str(setting.model)
+    write_gguf(tmp_path / "m.gguf", load_model(model), load_tokenizer(model), "f32")
     with network(tmp_path, text, setting.files[:1], setting.model) as federation:
-        serving = federation.server("--page", "--model-files", setting.model)
+        serving = federation.server("--page", "--model-files", tmp_path / "m.gguf")
         serving.wait_for("clients in browsers open the same address")
         with browser(tmp_path / "profile", trusting(federation.keys / "server.pem")) as opened:
             person = Person(opened, f"https://localhost:{federation.port}")

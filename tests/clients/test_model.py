@@ -1,38 +1,50 @@
 """The client of clients/browser in a headless Chromium: recipes, rows, tokens, weights and losses beside ours."""
 
+import base64
 import csv
 import gzip
+import hashlib
 import io
 import json
+import re
+from copy import deepcopy
 from pathlib import Path
 from tomllib import loads
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
+import torch
 from pydantic import BaseModel
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from fedkseed import Pool
 from fedkseed.data.batches import Encoded, collate
 from fedkseed.data.layouts import Example
 from fedkseed.data.wording import Wording
-from fedkseed.models.load import load_model
+from fedkseed.directions.numba_cpu.gguf import LAYOUTS
+from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.models.loss import batch_loss
+from fedkseed.models.quantised import PLAIN
+from fedkseed.network.https.browser_page import files_of
 from fedkseed.network.protocol.client.policy import Policy
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients, with_network_defaults
 from fedkseed.recipe import schema
 from fedkseed.recipe.reading import parse
+from fedkseed.tuned.gguf import write_gguf
 from fedkseed.weights.modes import hold
 
 from ..conftest import recipe_text, rows, tiny_llama
 from ..encoding import encode_all
+from ..models.test_quantised import finish, random_blocks
 from .conftest import run
 
 SAMPLE = Path(schema.__file__).parents[1] / "data" / "dolly-sample.jsonl.gz"
 PREPARE = """
     const folder = async (name) => (await fetch('/model/' + name)).blob();
+    const blob = (text) => new Blob([Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))]);
     const json = async (name) => JSON.parse(await (await folder(name)).text()); """
 
 
@@ -293,7 +305,8 @@ def test_the_model_has_our_digests_and_the_batch_our_loss(page, model_folder):
         + """
         const config = await json('config.json');
         const spoken = new tokenizer.Tokenizer(await json('tokenizer.json'), await json('tokenizer_config.json'));
-        const own = await model.readWeights(folder, config.tie_word_embeddings, BigInt(key), c.length, () => 0);
+        const {tie_word_embeddings: tied} = config;
+        const own = await model.readWeights(await folder('weights'), tied, BigInt(key), c.length, () => 0);
         const net = new llama.Llama(own, config);
         const base = await own.digest(false);
         const examples = given.map((row) => texts.example(
@@ -311,6 +324,98 @@ def test_the_model_has_our_digests_and_the_batch_our_loss(page, model_folder):
     assert (found["base"], found["tuned"]) == (base, weights.digest().hex()), "bit for bit"
     assert found["loss"] == pytest.approx(batch_loss(model, collate(encoded, 0)), rel=1e-5)  # float32 of 96 products
     assert found["again"] == found["loss"]
+
+
+KINDS = {"F32": gguf.GGMLQuantizationType.F32} | {kind: gguf.GGMLQuantizationType[kind] for kind in (*LAYOUTS, *PLAIN)}
+
+
+def in_base64(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+def test_blocks_of_every_type_are_the_numbers_that_the_library_gives(page, tmp_path):
+    """Bytes of all values and float16 numbers of all sizes; the smallest and the largest among them."""
+    path, want = tmp_path / "m.gguf", {}
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("tokenizer.ggml.tokens", ["a", "\u00fc"])
+    for number, (name, kind) in enumerate(KINDS.items()):
+        dense = np.random.default_rng(number).normal(size=(6, 768)).astype(np.float32)
+        raw = dense if name == "F32" else random_blocks(name, 6, 768)
+        writer.add_tensor(f"blk.{number}.ffn_up.weight", raw, raw_dtype=kind)
+        with np.errstate(over="ignore"):
+            values = dense if name == "F32" else gguf.dequantize(raw, kind)
+        want[f"model.layers.{number}.mlp.up_proj.weight"] = [6, 768], hashlib.sha256(values.tobytes()).hexdigest()
+    finish(writer)
+    body = (
+        PREPARE
+        + """
+        const found = {};
+        for (const {name, shape, read} of await gguf.readGguf(blob(file)))
+            found[name] = [shape, bytes.hex(await bytes.sha256(new Uint8Array((await read()).buffer)))];
+        return found"""
+    )
+    assert run(page, "gguf bytes", body, file=in_base64(path)) == {name: [*pair] for name, pair in want.items()}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_gguf_file_is_the_model_that_we_load_of_it(page, tmp_path, model_folder, tied):
+    """Its rows of queries and keys, its ties, and the tokenizer and configuration that a server makes of it."""
+    path, pool = tmp_path / "m.gguf", Pool(7, 64, "hadamard")
+    tokenizer, config = load_tokenizer(str(model_folder)), deepcopy(tiny_llama().config)
+    config.hidden_size, config.tie_word_embeddings = 64, tied  # whole blocks
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        write_gguf(path, LlamaForCausalLM(config), tokenizer, "q8_0")
+    base = hold(load_model(str(path), storage="as stored"), pool, mode="streamed").base_digest.hex()
+    made = {name: json.loads(file) for name, file in files_of(path).items() if isinstance(file, bytes)}
+    texts = ["What is it?  12 o'clock\n", "na\u00efve \U0001f642"]
+    body = (
+        PREPARE
+        + """
+        const config = made['config.json'];
+        const own = await model.readWeights(blob(file), config.tie_word_embeddings, 7n, 64, () => 0);
+        const net = new llama.Llama(own, config);
+        const spoken = new tokenizer.Tokenizer(made['tokenizer.json'], made['tokenizer_config.json']);
+        const row = {tokens: [5, 9, 3, 8, 1], counted: [[1, 5]]};
+        return {base: await own.digest(false), tokens: texts.map((text) => spoken.encode(text, true)), end: spoken.end,
+            loss: net.loss(new Float32Array(64), [row])}"""
+    )
+    found = run(page, "model llama tokenizer", body, file=in_base64(path), made=made, texts=texts)
+    ours = load_tokenizer(str(path))
+    assert (found["base"], found["end"]) == (base, ours.eos_token_id)
+    assert found["tokens"] == [ours(text).input_ids for text in texts] == [tokenizer(text).input_ids for text in texts]
+    row = Encoded((5, 9, 3, 8, 1), 1, Example("", ""))
+    assert found["loss"] == pytest.approx(batch_loss(load_model(str(path)), collate([row], 0)), rel=1e-5)
+
+
+@pytest.mark.parametrize("keep", [0, 2, 30, 5000, -40])
+def test_a_cut_file_of_weights_is_refused(page, tmp_path, model_folder, keep):
+    write_gguf(path := tmp_path / "m.gguf", tiny_llama(), load_tokenizer(str(model_folder)), "q8_0")
+    path.write_bytes(path.read_bytes()[:keep])
+    body = PREPARE + "return model.readWeights(blob(file), true, 7n, 64, () => 0).then(() => 'read', (e) => e.message)"
+    assert re.search(r"is no \.safetensors|is cut", run(page, "model", body, file=in_base64(path)))
+
+
+def test_gguf_files_with_flipped_bytes_are_read_or_refused_and_the_page_lives(page, tmp_path, model_folder):
+    write_gguf(path := tmp_path / "m.gguf", tiny_llama(), load_tokenizer(str(model_folder)), "q8_0")
+    rng, whole = np.random.default_rng(8), np.frombuffer(path.read_bytes(), np.uint8)
+    places = rng.integers(0, 9000, (60, 2)).tolist()
+    body = (
+        PREPARE
+        + """
+        const whole = new Uint8Array(await blob(file).arrayBuffer());
+        const found = [];
+        for (const [at, value] of places) {
+            const data = whole.slice();
+            data[at] ^= 1 + (value % 255);
+            found.push(await gguf.readGguf(new Blob([data]))
+                .then((tensors) => Promise.all(tensors.map(({read}) => read()))).then(() => 'read', (e) => e.message));
+        }
+        return found"""
+    )
+    found = run(page, "gguf", body, file=base64.b64encode(whole.tobytes()).decode(), places=places)
+    assert len(found) == 60
+    assert len({*found}) > 1, "some are refused"
 
 
 def test_a_model_that_the_page_cannot_run_is_refused_by_name(page, tmp_path):

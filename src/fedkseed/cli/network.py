@@ -106,7 +106,9 @@ def serve(
     page: Annotated[
         bool, Option("--page", help="Serve a page by which browsers take part (`fedkseed docs browser`).")
     ] = False,
-    model_files: Annotated[Path | None, Option(help="Folder of the model, whose files anybody may then get.")] = None,
+    model_files: Annotated[
+        Path | None, Option(help="Folder or GGUF file of the model, which anybody may then get.")
+    ] = None,
     changes: Changes = None,
     as_json: Json = False,
 ) -> None:
@@ -121,14 +123,14 @@ def serve(
     require_packages("HTTPS needs", *PACKAGES)
     if model_files and not page:
         raise FedKSeedError("--model-files are for the page: add --page, or leave them out")
-    from ..network.https.browser_page import Page
+    from ..network.https.browser_page import Page, files_of
     from ..network.https.server import run
     from ..network.protocol.server.serving import begin
     from ..recipe.rules import Where
 
     keep_private()
     directory = output or Path("runs") / recipe.stem
-    address = _address(host, port, tls, strangers, Page(model_files) if page else None)
+    address = _address(host, port, tls, strangers, Page(files_of(model_files) if model_files else {}) if page else None)
     wanted = begin(recipe, changes or (), directory, *([Where.PAGE] if page else []), note=say)
     with stoppable("goes on from the last finished round"), Bars(wanted.training.rounds) as bars:
         result = run(directory, wanted, certs.resolve(), address, bars)

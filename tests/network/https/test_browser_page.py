@@ -18,7 +18,7 @@ from ..ports import free_port
 @pytest.fixture(scope="module")
 def http(tmp_path_factory, model_folder) -> Iterator[httpx.Client]:
     port = free_port()
-    address = server.Address("127.0.0.1", port, tls=False, page=page.Page(model_folder))
+    address = server.Address("127.0.0.1", port, tls=False, page=page.Page(page.files_of(model_folder)))
     with (
         server.listening(Connections(AUDIENCES, []), address, 1000, tmp_path_factory.mktemp("keys")),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as opened,
@@ -49,10 +49,11 @@ def test_other_files_are_not_given(http):
 
 def test_files_of_the_model_are_given_whole_under_an_address_that_changes_with_them(http, model_folder):
     listed = http.get("/model/files.json").json()
-    assert sorted(listed) == sorted(page.MODEL_FILES)
+    assert sorted(listed) == sorted((*page.DESCRIPTION, page.WEIGHTS))
     for name, about in listed.items():
         answer = http.get(f"/model/{name}?{about['version']}")
-        assert answer.content == (model_folder / name).read_bytes()
+        file = "model.safetensors" if name == page.WEIGHTS else name
+        assert answer.content == (model_folder / file).read_bytes()
         assert len(answer.content) == about["size"]
         assert "immutable" in answer.headers["cache-control"]
 
@@ -66,4 +67,4 @@ def test_without_a_folder_no_file_of_a_model_is_given():
 def test_a_folder_without_a_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({}))
     with pytest.raises(FedKSeedError, match=r"has no tokenizer\.json; the page's Llama needs"):
-        page.Page(tmp_path)
+        page.files_of(tmp_path)

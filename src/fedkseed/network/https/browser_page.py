@@ -4,11 +4,14 @@
     GET /model/files.json    size and version of each file of the model, if the server gives them away
     GET /model/NAME          one of them
 
-The server makes none of it. The page may connect to this server alone, and load nothing from elsewhere.
+The page may connect to this server alone, and load nothing from elsewhere.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from zlib import crc32
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -18,7 +21,8 @@ from ...errors import FedKSeedError
 from ...files import shipped
 
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+DESCRIPTION = ("config.json", "tokenizer.json", "tokenizer_config.json")
+WEIGHTS = "weights"  # the address of model.safetensors, or of a GGUF file
 # WebAssembly needs a word of its own; there is no way for a page to evaluate text.
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; style-src 'self'; "
@@ -38,36 +42,64 @@ def folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page for clients in browsers."""
+    """A page for clients in browsers.
 
-    model: Path | None = None  # folder whose files are given to whoever asks; None: each visitor needs copies
+    Attributes:
+        files: those of the model, see `files_of`; without them each visitor needs copies.
+    """
 
-    def __post_init__(self) -> None:
-        lacking = [name for name in MODEL_FILES if self.model is not None and not (self.model / name).is_file()]
-        if lacking:
-            raise FedKSeedError(f"{self.model} has no {lacking[0]}; the page's Llama needs {', '.join(MODEL_FILES)}")
+    files: Mapping[str, Path | bytes] = field(default_factory=dict)
 
     def routes(self) -> list[Route]:
         """The routes of the page, its scripts and the model."""
         page = {path.name: path for path in sorted(folder().iterdir()) if path.suffix in MEDIA_TYPES}
         routes = [_static("/", page["index.html"]), *(_static(f"/{name}", path) for name, path in page.items())]
-        if self.model is None:
+        if not self.files:
             return routes
-        paths = {name: self.model / name for name in MODEL_FILES}
 
         async def listing(request: Request) -> Response:
-            stats = {name: path.stat() for name, path in paths.items()}
-            about = {name: {"size": s.st_size, "version": f"{s.st_mtime_ns:x}"} for name, s in stats.items()}
+            about = {name: {"size": _size(of), "version": _version(of)} for name, of in self.files.items()}
             return JSONResponse(about, headers=HEADERS)
 
         routes.append(Route("/model/files.json", listing))
         # The page asks for a file by its version.
-        return routes + [_static(f"/model/{name}", path, HEADERS | IMMUTABLE) for name, path in paths.items()]
+        return routes + [_static(f"/model/{name}", of, HEADERS | IMMUTABLE) for name, of in self.files.items()]
 
 
-def _static(address: str, path: Path, headers: dict[str, str] = HEADERS) -> Route:
+def files_of(model: Path) -> dict[str, Path | bytes]:
+    """The files of a model by their addresses; those of a folder but for the weights are made of a GGUF file.
+
+    Raises:
+        FedKSeedError: the model can't be read, or is neither a GGUF file nor a folder with the files of a Llama.
+    """
+    if model.is_file():
+        from ...models.gguf_config import gguf_config
+        from ...models.load import load_tokenizer, save_tokenizer
+
+        with TemporaryDirectory() as made:
+            save_tokenizer(load_tokenizer(str(model)), Path(made))
+            gguf_config(model).save_pretrained(made)
+            return {name: (Path(made) / name).read_bytes() for name in DESCRIPTION} | {WEIGHTS: model}
+    paths = {name: model / name for name in DESCRIPTION} | {WEIGHTS: model / "model.safetensors"}
+    if lacking := [path.name for path in paths.values() if not path.is_file()]:
+        needed = ", ".join((*DESCRIPTION, "model.safetensors"))
+        raise FedKSeedError(f"{model} has no {lacking[0]}; the page's Llama needs {needed}, or a GGUF file")
+    return {**paths}
+
+
+def _size(of: Path | bytes) -> int:
+    return len(of) if isinstance(of, bytes) else of.stat().st_size
+
+
+def _version(of: Path | bytes) -> str:
+    return f"{crc32(of) if isinstance(of, bytes) else of.stat().st_mtime_ns:x}"
+
+
+def _static(address: str, of: Path | bytes, headers: dict[str, str] = HEADERS) -> Route:
     async def file(request: Request) -> Response:
-        kind = MEDIA_TYPES.get(path.suffix, "application/octet-stream")
-        return FileResponse(path, media_type=kind, headers=headers)
+        if isinstance(of, bytes):
+            return Response(of, media_type="application/json", headers=headers)
+        kind = MEDIA_TYPES.get(of.suffix, "application/octet-stream")
+        return FileResponse(of, media_type=kind, headers=headers)
 
     return Route(address, file)

@@ -25,7 +25,7 @@ from ..protocol.networked_recipe import largest_request
 from ..protocol.server.serving import serve
 from ..protocol.signatures import Audiences
 from .app import application
-from .browser_page import Page
+from .browser_page import WEIGHTS, Page
 from .connections import Connections
 from .registered_keys import FOLDER, RekeyedError, keys_of_run
 
@@ -61,8 +61,8 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
         with listening(connections, address, largest_request(recipe), keys, directory):
             progress.note(f"clients connect to port {address.port} of {address.host}")
             if address.page is not None:
-                model = address.page.model
-                offer = "visitors need the model's files" if model is None else f"anybody gets the files of {model}"
+                weights = address.page.files.get(WEIGHTS)
+                offer = f"anybody gets the model of {weights}" if weights else "visitors need the model's files"
                 progress.note(f"clients in browsers open the same address: {offer}")
                 registered.wait_for(1 if recipe.clients.active is not None else recipe.clients.cohort)
                 registered.take_up(connections)
