@@ -1,5 +1,9 @@
 """Every backend against the definition, bit for bit; without a GPU, Triton runs in its interpreter."""
 
+import os
+import platform
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import numpy as np
@@ -198,6 +202,41 @@ def test_the_published_vectors_are_met(name, device):
         if vectors.SECTIONS[section](case, name, str(device)) != case["bits"]
     ]
     assert wrong == []
+
+
+OLDER = {  # x86 processors by the lanes of a register: their names and features for Numba
+    "4": ("x86-64-v2", "+sse4.2,+ssse3,+popcnt"),
+    "8": ("x86-64-v3", "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt"),
+}
+SUMS = """
+import hashlib, sys
+import numpy as np, torch
+from fedkseed import Pool, materialize, project
+from fedkseed.directions.numba_cpu import simd
+found = hashlib.sha256()
+for family, size in (("hadamard", 8), ("hadamard", 64), ("hadamard", 4096), ("hadamard", 8192), ("hashed", 512)):
+    for dtype in (torch.float32, torch.bfloat16):
+        pool, c = Pool(7, size, family), np.random.default_rng(size).normal(size=size).astype(np.float32)
+        materialize(torch.ones(9000, dtype=dtype), pool, c, out := torch.empty(9000, dtype=dtype))
+        found.update(out.view(torch.uint8).numpy().tobytes() + project(out.float(), pool).tobytes())
+print(simd.PART, found.hexdigest())
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="features of other processors are unknown")
+def test_kernels_for_older_processors_make_the_same_model(tmp_path):
+    """A transform goes through registers in parts, which are smaller there."""
+
+    def found(**environment: str) -> list[str]:
+        command, settings = [sys.executable, "-c", SUMS], os.environ | environment
+        done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    _, ours = found()
+    for lanes, (cpu, features) in OLDER.items():
+        places = {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
+        assert found(**places) == [lanes, ours]
 
 
 def test_pieces_of_several_tensors_are_moved_in_one_call(backend, device):

@@ -2,8 +2,9 @@
 
 Numba's own vectoriser gives up on loops whose partners lie in one vector register, and each slice of
 an array costs it some 30 instructions. So kernels here use vectors explicitly and reach memory by its
-address; LLVM splits a vector into those that the machine has (AVX-512, AVX2, SSE, NEON). Arithmetic
-is done as written: IEEE float32, no fused multiply-add, nothing reordered.
+address; LLVM splits a vector into those that the machine has (AVX-512, AVX2, SSE, NEON). A tile
+goes through a transform in parts of as many lanes as a register has, since it would not fit otherwise.
+Arithmetic is done as written: IEEE float32, no fused multiply-add, nothing reordered.
 
 Weights are widened to float32 and rounded once to nearest even. A `marker` stands for their type: one number of the
 type that NumPy calls float32, uint16 (for bfloat16) or int16 (for float16). So each type has kernels of its own.
@@ -18,9 +19,10 @@ import numpy as np
 from llvmlite import ir
 from numba import extending, njit, types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import models, overload, register_model
 
-from .kept_kernels import kept
+from .kept_kernels import config, kept
 
 kernel = kept(njit, nogil=True, fastmath=False, error_model="numpy")
 # Inlined before LLVM sees it, so that vectors stay in registers.
@@ -28,6 +30,9 @@ inlined = njit(inline="always", fastmath=False, error_model="numpy")
 
 intrinsic: Any = extending.intrinsic  # its result has another signature than what it decorates
 ROWS = LANES = 16
+STEPS = (1, 2, 4, 8)  # of a transform's stages within 16 rows
+FEATURES = (config.CPU_FEATURES or get_host_cpu_features()).split(",")
+PART = 16 if "+avx512f" in FEATURES else 8 if "+avx" in FEATURES else 4  # lanes of a register
 INDEX = ir.IntType(32)
 NUMBER = ir.IntType(64)
 BYTES = ir.IntType(8).as_pointer()
@@ -344,18 +349,36 @@ def butterflies(builder, tile, h, size):
 
     Additions and their order are those of the definition: a + b and a − b.
     """
-    places = [cgutils.alloca_once(builder, FLOATS.llvm) for _ in range(ROWS)]
-    for place, value in zip(places, _vectors(builder, tile), strict=True):
-        builder.store(value, place)
-    for step in (1, 2, 4, 8):
-        reach = builder.mul(h, ir.Constant(h.type, step))
-        with builder.if_then(builder.icmp_signed("<", reach, size), likely=True):
-            for k in range(ROWS):
-                if not k & step:
-                    a, b = builder.load(places[k]), builder.load(places[k + step])
-                    builder.store(builder.fadd(a, b), places[k])
-                    builder.store(builder.fsub(a, b), places[k + step])
-    return _tile(builder, [builder.load(place) for place in places])
+    parts = _parts(builder, _vectors(builder, tile))
+    places = [[cgutils.alloca_once(builder, row.type) for row in rows] for rows in parts]
+
+    def stage(rows: list[Any], step: int) -> None:
+        for k in range(ROWS):
+            if not k & step:
+                a, b = rows[k], rows[k + step]
+                rows[k], rows[k + step] = builder.fadd(a, b), builder.fsub(a, b)
+
+    def keep(rows: list[Any], number: int) -> None:
+        for row, place in zip(rows, places[number], strict=True):
+            builder.store(row, place)
+
+    is_below = [builder.icmp_signed("<", builder.mul(h, ir.Constant(h.type, step)), size) for step in STEPS]
+    with builder.if_else(is_below[-1], likely=True) as (all_stages, some):
+        with all_stages:  # without a branch between them, rows stay in registers
+            for number, rows in enumerate(parts):
+                changed = list(rows)
+                for step in STEPS:
+                    stage(changed, step)
+                keep(changed, number)
+        with some:
+            for number, rows in enumerate(parts):
+                keep(rows, number)
+                for step, below in zip(STEPS[:-1], is_below[:-1], strict=True):
+                    with builder.if_then(below):
+                        changed = [builder.load(place) for place in places[number]]
+                        stage(changed, step)
+                        keep(changed, number)
+    return _tile(builder, _whole(builder, [[builder.load(place) for place in rows] for rows in places]))
 
 
 @_intrinsic(TILE, TILE)
@@ -439,6 +462,22 @@ def _tile(builder: Any, vectors: list[Any]) -> Any:
     for k, vector in enumerate(vectors):
         tile = builder.insert_value(tile, vector, k)
     return tile
+
+
+def _parts(builder: Any, rows: list[Any]) -> list[list[Any]]:
+    """The lanes of 16 rows that fit into the machine's registers at once, then the next ones."""
+    if PART == LANES:
+        return [rows]
+    return [[shuffle(builder, row, row, range(f, f + PART)) for row in rows] for f in range(0, LANES, PART)]
+
+
+def _whole(builder: Any, parts: list[list[Any]]) -> list[Any]:
+    """The rows that `_parts` has taken apart."""
+    while len(parts) > 1:
+        lanes = range(LANES // (len(parts) // 2))
+        halves = zip(parts[::2], parts[1::2], strict=True)
+        parts = [[shuffle(builder, a, b, lanes) for a, b in zip(low, high, strict=True)] for low, high in halves]
+    return parts[0]
 
 
 def load(builder: Any, address: Any, kind: ir.Type) -> Any:
