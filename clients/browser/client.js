@@ -6,7 +6,7 @@ import { directionsOf, batchesOf, Generator } from "./draws.js";
 import { answerStatement, sign, taskStatement, verify } from "./keys.js";
 import { Llama } from "./llama.js";
 import { isBound, lack, readBroadcast, restored, upload } from "./messages.js";
-import { readWeights } from "./model.js";
+import { readWeights, WEIGHTS } from "./model.js";
 import { choices, rateOf, readRecipe, requireAllowed } from "./recipe.js";
 import { train } from "./steps.js";
 import { answer, broken, FAILED, follow, readTask, Refusal, REFUSED, UNPREPARED } from "./task.js";
@@ -148,8 +148,7 @@ export class Client {
     const { model, base } = await (async () => {
       const config = await json("config.json");
       const shown = (/** @type {number} */ share) => tell("loading", { what: "the model", share });
-      const tied = config.tie_word_embeddings === true;
-      const weights = await readWeights(await folder("weights"), tied, key, recipe.size, shown);
+      const weights = await readWeights(await folder(WEIGHTS), config, key, recipe.size, shown);
       const digest = await weights.digest(false);
       if (recipe.modelDigest && recipe.modelDigest !== digest) {
         throw new Error(`these files are another model than the federation's: ${digest}, not ${recipe.modelDigest}`);

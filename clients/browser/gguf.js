@@ -44,8 +44,14 @@ const LAYOUTS = {
 };
 /** Plain numbers, by the numbers of their types: name and bytes. @type {Record<number, [string, number]>} */
 const PLAIN = { 0: ["F32", 4], 1: ["F16", 2], 30: ["BF16", 2] };
-const SIZES = [1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8]; // bytes of a value of the header, by the number of its kind
+/** Numbers of the header, by their kinds: bytes, and how they are read. @type {Record<number, [number, string]>} */
+const NUMBERS = {
+  0: [1, "getUint8"], 1: [1, "getInt8"], 2: [2, "getUint16"], 3: [2, "getInt16"], 4: [4, "getUint32"],
+  5: [4, "getInt32"], 6: [4, "getFloat32"], 7: [1, "getUint8"], 10: [8, "getBigUint64"], 11: [8, "getBigInt64"],
+  12: [8, "getFloat64"],
+};
 const [STRING, ARRAY] = [8, 9];
+const [MOST_TENSORS, MOST_PAIRS, MOST_DIMENSIONS] = [65_536, 16_384, 4]; // as in models/gguf_header.py
 /** @type {Record<string, string>} */
 const NAMES = {
   token_embd: "model.embed_tokens", output: "lm_head", output_norm: "model.norm", attn_q: "self_attn.q_proj",
@@ -71,8 +77,14 @@ class Header {
     return this.at - size;
   }
 
-  u32 = () => this.view.getUint32(this.skip(4), true);
-  u64 = () => Number(this.view.getBigUint64(this.skip(8), true));
+  u32 = () => this.number(4);
+  u64 = () => this.number(10);
+
+  /** @param {number} kind @returns {number} */
+  number(kind) {
+    const [size, read] = NUMBERS[kind];
+    return Number(/** @type {any} */ (this.view)[read](this.skip(size), true));
+  }
 
   text() {
     const size = this.u64();
@@ -80,28 +92,27 @@ class Header {
     return new TextDecoder().decode(new Uint8Array(this.view.buffer, this.view.byteOffset + begin, size));
   }
 
-  /** A value of u32 or a text; others are passed over. @param {number} kind @returns {number | string | undefined} */
+  /** A number or a text; the items of an array are passed over. @param {number} kind
+   * @returns {number | string | undefined} */
   value(kind) {
-    if (kind === 4) return this.u32();
     if (kind === STRING) return this.text();
-    if (kind !== ARRAY) {
-      if (!SIZES[kind]) throw new Error(`the GGUF file has a value of kind ${kind} in its header`);
-      this.skip(SIZES[kind]);
-      return undefined;
-    }
-    const [inner, items] = [this.u32(), this.u64()];
-    if (SIZES[inner]) this.skip(items * SIZES[inner]);
-    else for (let k = 0; k < items; k++) this.skip(inner === STRING ? this.u64() : Infinity);
+    if (NUMBERS[kind]) return this.number(kind);
+    const inner = kind === ARRAY ? this.u32() : kind;
+    if (inner !== STRING && !NUMBERS[inner]) throw new Error(`the GGUF file's header has a value of kind ${inner}`);
+    const items = this.u64();
+    if (inner !== STRING) this.skip(items * NUMBERS[inner][0]);
+    else for (let k = 0; k < items; k++) this.skip(this.u64());
     return undefined;
   }
 }
 
 /** The tensors of a file. Throws an Error that says what is wrong with it. @param {Blob} file
- * @returns {Promise<Stored[]>} */
-export async function readGguf(file) {
-  for (let size = 1 << 22; ; size *= 4) {
+ * @param {Record<string, any>} config config.json, which must describe the same model @param {number} [first] bytes of
+ * the first reading of the header @returns {Promise<Stored[]>} */
+export async function readGguf(file, config, first = 1 << 22) {
+  for (let size = first; ; size = Math.min(4 * size, MOST_HEADER)) {
     try {
-      return described(new Header(await part(file, 0, size)), file);
+      return described(new Header(await part(file, 0, size)), file, config);
     } catch (error) {
       if (!(error instanceof Short)) throw error;
       if (size >= Math.min(file.size, MOST_HEADER)) throw new Error("the GGUF file is cut, or its header is damaged");
@@ -109,31 +120,31 @@ export async function readGguf(file) {
   }
 }
 
-/** @param {Header} header @param {Blob} file @returns {Stored[]} */
-function described(header, file) {
+/** @param {Header} header @param {Blob} file @param {Record<string, any>} config @returns {Stored[]} */
+function described(header, file, config) {
   header.skip(4);
   const version = header.u32();
   if (version !== 2 && version !== 3) throw new Error(`the GGUF file has version ${version}; this page reads 2 and 3`);
   const [tensors, pairs] = [header.u64(), header.u64()];
+  if (tensors > MOST_TENSORS || pairs > MOST_PAIRS) throw new Error(`the GGUF file announces ${tensors} tensors`);
   /** @type {Map<string, number | string | undefined>} */
   const about = new Map();
   for (let k = 0; k < pairs; k++) {
     const name = header.text();
     about.set(name, header.value(header.u32()));
   }
-  if (about.get("general.architecture") !== "llama") {
-    throw new Error(`the GGUF file has a ${about.get("general.architecture")}, and this page runs Llamas`);
-  }
   const listed = [];
   for (let k = 0; k < tensors; k++) {
     const name = header.text();
-    const shape = Array.from({ length: Math.min(header.u32(), 5) }, header.u64).reverse();
+    const dimensions = header.u32();
+    if (!(dimensions > 0 && dimensions <= MOST_DIMENSIONS)) throw new Error(`${name} has ${dimensions} dimensions`);
+    const shape = Array.from({ length: dimensions }, header.u64).reverse();
     listed.push({ name, shape, kind: header.u32(), offset: header.u64() });
   }
+  const [heads, pairsOfHeads] = requireSame(about, config);
+  const turned = { attn_q: heads, attn_k: pairsOfHeads };
   const alignment = Number(about.get("general.alignment") ?? 32);
   const data = alignment * Math.ceil(header.at / alignment);
-  const heads = Number(about.get("llama.attention.head_count"));
-  const turned = { attn_q: heads, attn_k: Number(about.get("llama.attention.head_count_kv") ?? heads) };
   let rest = file.size; // tensors on the same bytes would each be a copy of them
   return listed.map(({ name, shape, kind, offset }) => {
     const columns = shape[shape.length - 1];
@@ -143,18 +154,42 @@ function described(header, file) {
     const size = plain ? plain[1] * count : (count / layout.weights) * layout.bytes;
     if (layout && columns % layout.weights) throw new Error(`${name} has rows of ${columns} weights, no whole blocks`);
     rest -= size;
-    if (!(rest >= 0 && data + offset + size <= file.size)) throw new Error(`the GGUF file is cut: it lacks ${name}`);
+    if (!(data + offset + size <= file.size)) throw new Error(`the GGUF file is cut: it lacks ${name}`);
+    if (rest < 0) throw new Error("the GGUF file has tensors that share bytes");
     const [, before, own] = /^(blk\.\d+\.)?(\w+)\.weight$/.exec(name) ?? [];
     const known = own !== undefined && Object.hasOwn(NAMES, own) && NAMES[own];
     if (!known) throw new Error(`the GGUF file has the tensor ${name}, which this page can't use: use fedkseed join`);
     const read = async () => {
       const bytes = await part(file, data + offset, data + offset + size);
       const numbers = plain ? widened(name, plain[0], bytes) : unpacked(layout, bytes);
-      const turns = own === "attn_q" || own === "attn_k" ? turned[own] : 0;
-      return turns ? halvesApart(numbers, turns, columns) : numbers;
+      return own === "attn_q" || own === "attn_k" ? halvesApart(numbers, turned[own], columns) : numbers;
     };
     return { name: `${before ? before.replace("blk", "model.layers") : ""}${known}.weight`, shape, read };
   });
+}
+
+/** The numbers of heads, of queries and of keys. Throws an Error where the header and config.json say different things.
+ * @param {Map<string, number | string | undefined>} about @param {Record<string, any>} config */
+function requireSame(about, config) {
+  const kind = about.get("general.architecture");
+  if (kind !== "llama") throw new Error(`the GGUF file has a ${kind}, and this page runs Llamas`);
+  const of = (/** @type {string} */ key) => about.get(`llama.${key}`);
+  const heads = config.num_attention_heads;
+  const pairs = config.num_key_value_heads ?? heads;
+  const theta = config.rope_parameters?.rope_theta ?? config.rope_theta ?? 10000;
+  const factor = of("rope.scaling.type") === "none" ? 1 : (of("rope.scaling.factor") ?? 1);
+  /** @type {[string, any, any][]} what it is, in the file, in config.json */
+  const both = [
+    ["heads", of("attention.head_count"), heads], ["pairs of keys", of("attention.head_count_kv") ?? heads, pairs],
+    ["the base of positions", of("rope.freq_base") ?? 10000, theta], ["the factor of positions", factor || 1, 1],
+    ["epsilon", of("attention.layer_norm_rms_epsilon"), config.rms_norm_eps],
+  ];
+  for (const [what, found, wanted] of both) {
+    if (Math.fround(found) !== Math.fround(wanted)) {
+      throw new Error(`the GGUF file says ${found} for ${what}, and config.json ${wanted}`);
+    }
+  }
+  return [heads, pairs];
 }
 
 /** Rows of a head as the model has them, where the file has those of its two halves by turns.

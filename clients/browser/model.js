@@ -8,10 +8,12 @@ import { part, readSafetensors } from "./safetensors.js";
 
 /** @typedef {{ name: string, shape: number[], count: number, base: number, rows: number, blocks: number }} Tensor
  *   base: address of its weights; rows, blocks: addresses of the words of D1 and D2 */
-/** @typedef {(name: string) => Promise<Blob>} Folder gives a file by its name; `weights` is that of the weights */
+/** @typedef {(name: string) => Promise<Blob>} Folder gives a file by its name, or WEIGHTS */
 
 const EMBEDDING = "model.embed_tokens.weight";
 export const HEAD = "lm_head.weight";
+/** The name of the file of the weights, which is model.safetensors or a GGUF file. */
+export const WEIGHTS = "weights";
 
 /** The weights of a model, and the coefficients of the directions by which they are moved. */
 export class Weights {
@@ -69,17 +71,22 @@ export class Weights {
 }
 
 /** The weights of a model, in float32. Throws an Error that says what is wrong with its file.
- * @param {Blob} file @param {boolean} tied whether input and output embedding are one tensor
+ * @param {Blob} file @param {Record<string, any>} config config.json
  * @param {bigint} key @param {number} size of the pool @param {(share: number) => void} progress */
-export async function readWeights(file, tied, key, size, progress) {
+export async function readWeights(file, config, key, size, progress) {
   /** @type {Map<string, import("./safetensors.js").Stored>} */
   const stored = new Map();
   const isGguf = new TextDecoder().decode(await part(file, 0, 4)) === "GGUF";
-  for (const tensor of await (isGguf ? readGguf : readSafetensors)(file)) {
+  for (const tensor of await (isGguf ? readGguf(file, config) : readSafetensors(file))) {
     const { name } = tensor;
     if (/rotary_emb\.inv_freq$|\.masked_bias$/.test(name)) continue; // no parameters
     const whole = name.startsWith("model.") || name === HEAD ? name : `model.${name}`;
-    stored.set(tied && whole === EMBEDDING ? HEAD : whole, tensor);
+    stored.set(whole, tensor);
+  }
+  const embedding = config.tie_word_embeddings === true ? stored.get(EMBEDDING) : undefined;
+  if (embedding) {
+    stored.delete(EMBEDDING);
+    stored.set(HEAD, embedding);
   }
   const kernels = new Kernels();
   /** @type {Map<string, Tensor>} */

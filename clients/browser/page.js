@@ -5,12 +5,12 @@ import { hex } from "./bytes.js";
 import { certificate, fromPem } from "./certificate.js";
 import { makePair, publicLine } from "./keys.js";
 import { LIMITS } from "./recipe.js";
+import { WEIGHTS } from "./model.js";
 import { keep, kept } from "./store.js";
 import { readRows } from "./texts.js";
 
 /** @typedef {Record<string, any>} Any */
 
-const WEIGHTS = "weights"; // model.safetensors or a GGUF file
 const MODEL = ["config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS];
 const WORDS = {
   heldOut: "Categories that may be left out, one a line", separators: "Texts between prompt and response, as JSON",
@@ -274,9 +274,12 @@ at("rows").addEventListener("change", () => shown("rows", async () => {
   return file ? takeRows(file) : "";
 }));
 at("model").addEventListener("change", () => shown("model", async () => {
-  const name = (/** @type {File} */ file) => (/\.(safetensors|gguf)$/.test(file.name) ? WEIGHTS : file.name);
-  chosen.model = Object.fromEntries([...(at("model").files ?? [])].map((file) => [name(file), file]));
-  const missing = MODEL.filter((one) => !chosen.model[one]);
+  const files = [...(at("model").files ?? [])];
+  const weights = files.filter(({ name }) => name === "model.safetensors" || name.endsWith(".gguf"));
+  chosen.model = Object.fromEntries(files.map((file) => [weights.includes(file) ? WEIGHTS : file.name, file]));
+  if (weights.length > 1) throw new Error(`${weights.map(({ name }) => name).join(" or ")}: choose one of them`);
+  const missing = MODEL.filter((name) => !chosen.model[name])
+    .map((name) => (name === WEIGHTS ? "model.safetensors or a GGUF file" : name));
   if (missing.length) throw new Error(`${missing.join(", ")} ${missing.length > 1 ? "are" : "is"} missing`);
   return "All four files are here.";
 }));

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
+from numba.core.codegen import get_host_cpu_features
 
 from fedkseed import FedKSeedError, Pool, accumulate_, materialize, project
 from fedkseed.directions import backends, reference, vectors
@@ -234,7 +235,10 @@ def test_kernels_for_older_processors_make_the_same_model(tmp_path):
         return done.stdout.split()
 
     _, ours = found()
+    here = {*get_host_cpu_features().split(",")}
     for lanes, (cpu, features) in OLDER.items():
+        if not here.issuperset(features.split(",")):
+            continue
         places = {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
         assert found(**places) == [lanes, ours]
 

@@ -7,9 +7,11 @@ import httpx
 import pytest
 
 from fedkseed import FedKSeedError
+from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.network.https import browser_page as page
 from fedkseed.network.https import server
 from fedkseed.network.https.connections import Connections
+from fedkseed.tuned.gguf import write_gguf
 
 from ..audiences import AUDIENCES
 from ..ports import free_port
@@ -68,3 +70,17 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({}))
     with pytest.raises(FedKSeedError, match=r"has no tokenizer\.json; the page's Llama needs"):
         page.files_of(tmp_path)
+
+
+def test_a_gguf_file_is_given_with_a_description_that_is_made_of_it(tmp_path, model_folder):
+    model = str(model_folder)
+    write_gguf(path := tmp_path / "m.gguf", load_model(model), load_tokenizer(model), "f32")
+    given = page.files_of(path)
+    assert given[page.WEIGHTS] == path
+    assert json.loads(given["config.json"])["model_type"] == "llama"
+    assert len(json.loads(given["tokenizer.json"])["model"]["vocab"]) == len(load_tokenizer(model))
+    path.write_bytes(b"GGUF and no more")
+    with pytest.raises(FedKSeedError):
+        page.files_of(path)
+    with pytest.raises(FedKSeedError, match=r"has no config\.json"):
+        page.files_of(model_folder / "model.safetensors")

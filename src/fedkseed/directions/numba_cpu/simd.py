@@ -31,7 +31,7 @@ inlined = njit(inline="always", fastmath=False, error_model="numpy")
 intrinsic: Any = extending.intrinsic  # its result has another signature than what it decorates
 ROWS = LANES = 16
 STEPS = (1, 2, 4, 8)  # of a transform's stages within 16 rows
-FEATURES = (config.CPU_FEATURES or get_host_cpu_features()).split(",")
+FEATURES = (get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES).split(",")
 PART = 16 if "+avx512f" in FEATURES else 8 if "+avx" in FEATURES else 4  # lanes of a register
 INDEX = ir.IntType(32)
 NUMBER = ir.IntType(64)

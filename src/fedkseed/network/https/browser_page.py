@@ -67,16 +67,17 @@ class Page:
 
 
 def files_of(model: Path) -> dict[str, Path | bytes]:
-    """The files of a model by their addresses; those of a folder but for the weights are made of a GGUF file.
+    """The files of a model by their addresses; for a GGUF file, those that describe it are made from it.
 
     Raises:
         FedKSeedError: the model can't be read, or is neither a GGUF file nor a folder with the files of a Llama.
     """
-    if model.is_file():
+    if model.suffix == ".gguf":
         from ...models.gguf_config import gguf_config
+        from ...models.gguf_header import read_once
         from ...models.load import load_tokenizer, save_tokenizer
 
-        with TemporaryDirectory() as made:
+        with read_once(), TemporaryDirectory() as made:
             save_tokenizer(load_tokenizer(str(model)), Path(made))
             gguf_config(model).save_pretrained(made)
             return {name: (Path(made) / name).read_bytes() for name in DESCRIPTION} | {WEIGHTS: model}
@@ -92,7 +93,7 @@ def _size(of: Path | bytes) -> int:
 
 
 def _version(of: Path | bytes) -> str:
-    return f"{crc32(of) if isinstance(of, bytes) else of.stat().st_mtime_ns:x}"
+    return f"{crc32(of):x}" if isinstance(of, bytes) else f"{of.stat().st_mtime_ns:x}-{of.stat().st_size:x}"
 
 
 def _static(address: str, of: Path | bytes, headers: dict[str, str] = HEADERS) -> Route:
