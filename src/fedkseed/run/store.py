@@ -291,13 +291,16 @@ class Store:
 
     def reports(self) -> list[dict[str, Any]]:
         """The reports of all finished rounds, in order."""
+        return [json.loads(text) for text in self._report_texts()]
+
+    def _report_texts(self) -> list[str]:
         rows = self.checked_rows("SELECT done, report, parts FROM rounds ORDER BY done")
         for number, (done, report, parts) in enumerate(rows):
             if done != number or not isinstance(report, str if number else NoneType) or not isinstance(parts, bytes):
                 raise self.damaged(f"the report of round {number} is lacking")
             if chain.digest((report or "").encode()) != parts[chain.SIZE : 2 * chain.SIZE]:
                 raise self.damaged(f"the report of round {number} has changed")
-        return [json.loads(report) for _, report, _ in rows[1:]]
+        return [report for _, report, _ in rows[1:]]
 
     def rollback(self, done: int) -> None:
         """Delete everything after `done` rounds, in one transaction."""
@@ -346,11 +349,12 @@ class Store:
         A line is a report with, where the model after its round was evaluated, the means as `evaluation`. The first
         line has those of the base model as `base`.
         """
-        lines = self.reports()
+        lines = self._report_texts()  # texts: read into objects, they would take ten times the memory
         for done, scores in self.evaluations().items():
-            for line in lines[max(done - 1, 0) : max(done, 1)]:  # one, or none yet
-                line["evaluation" if done else "base"] = _plain(Evaluation.of(scores).means)
-        write_atomically(self.metrics, "".join(json.dumps(line) + "\n" for line in lines).encode())
+            if (at := max(done - 1, 0)) < len(lines):
+                means = {"evaluation" if done else "base": _plain(Evaluation.of(scores).means)}
+                lines[at] = json.dumps(json.loads(lines[at]) | means)
+        write_atomically(self.metrics, "".join(f"{line}\n" for line in lines).encode())
 
     def remember(self, name: str, value: Any) -> None:
         """Write a JSON value under a name."""
