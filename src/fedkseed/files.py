@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -68,10 +68,11 @@ def read_whole(path: Path, most: int, what: str) -> bytes:
     return data
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o600, *, lasting: bool = True) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes], mode: int = 0o600, *, lasting: bool = True) -> None:
     """Write a file such that a crash leaves either the old or the new version, whole.
 
     Args:
+        data: all of it, or its parts in order, of which one at a time is held.
         mode: permissions of the file, less those that the umask takes away.
         lasting: whether to wait until it is on disk. Else a process that is killed leaves one of the two, and a power
             cut may leave a part.
@@ -83,7 +84,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o600, *, lasting: boo
     with border(f"can't write {path}"):
         try:
             with open(temporary, "xb", opener=partial(private, mode=mode)) as file:
-                file.write(data)
+                file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 if lasting:
                     os.fsync(file.fileno())

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -69,6 +70,27 @@ def test_a_metrics_file_cut_by_a_crash_is_mended(store):
     store.metrics.write_text(whole[:-20])
     store.copy_metrics()
     assert store.metrics.read_text() == whole
+
+
+def test_metrics_are_copied_one_report_at_a_time(store):
+    with store.transaction() as connection:  # as many rounds as there are, of a cohort of a thousand
+        connection.execute("DELETE FROM rounds WHERE done > 0")
+        for done in range(1, 300):
+            text = json.dumps({"clients": [*range(1000)], "round": done - 1})
+            row = (done, text, chain.parts(b"", text, {}, b""))
+            connection.execute("INSERT INTO rounds VALUES (?, x'', ?, ?, x'')", row)
+    store.evaluated(0, {"losses": [2.0]})
+    tracemalloc.start()
+    try:
+        store.evaluated(250, {"losses": [1.0]})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    lines = [json.loads(line) for line in store.metrics.read_text().splitlines()]
+    added = {number: line for number, line in enumerate(lines, 1) if len(line) > 2}
+    assert [line["round"] for line in lines] == [*range(299)]
+    assert {number: [*line][2:] for number, line in added.items()} == {1: ["base"], 250: ["evaluation"]}
+    assert peak < store.metrics.stat().st_size / 4
 
 
 def test_a_round_without_a_finite_loss_is_valid_json(store):
