@@ -6,7 +6,7 @@ Qin et al., 2024, https://arxiv.org/abs/2312.06353, Algorithm 1 and "Further Opt
 Models", and its code; Malladi et al., 2023, https://arxiv.org/abs/2305.17333, Algorithm 1
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -40,25 +40,34 @@ def inference(model: nn.Module, batch: Batch) -> Callable[[], float]:
     return lambda: batch_loss(model, batch)
 
 
-def paper_step(model: nn.Module, batch: Batch) -> Callable[[], object]:
-    """The paper's and MeZO's step: + εz, − 2εz, + εz, − ηρz, with z drawn four times, in new memory each time."""
+def paper_step(model: nn.Module, batch: Batch, lr: float = LR) -> Callable[..., float]:
+    """The paper's and MeZO's step: + εz, − 2εz, + εz, − ηρz, with z drawn four times, in new memory each time.
+
+    The step takes the seed of z, and returns ρ.
+    """
     loss, parameters = inference(model, batch), list(model.parameters())
 
-    def add(factor: float) -> None:
-        rng = torch.Generator(parameters[0].device).manual_seed(1)
-        for p in parameters:
-            z = torch.normal(0.0, 1.0, p.shape, generator=rng, dtype=p.dtype, device=p.device)
+    def add(factor: float, seed: int) -> None:
+        for p, z in zip(parameters, gaussian(parameters, seed), strict=True):
             p.data = p.data + factor * z
 
-    def step() -> None:
-        add(EPS)
+    def step(seed: int = 1) -> float:
+        add(EPS, seed)
         above = loss()
-        add(-2 * EPS)
+        add(-2 * EPS, seed)
         below = loss()
-        add(EPS)
-        add(-LR * (above - below) / (2 * EPS))
+        add(EPS, seed)
+        add(-lr * (rho := (above - below) / (2 * EPS)), seed)
+        return rho
 
     return step
+
+
+def gaussian(parameters: Sequence[Tensor], seed: int) -> Iterator[Tensor]:
+    """The direction of a seed, a tensor at a time, in the parameters' type."""
+    rng = torch.Generator(parameters[0].device).manual_seed(seed)
+    for p in parameters:
+        yield torch.normal(0.0, 1.0, p.shape, generator=rng, dtype=p.dtype, device=p.device)
 
 
 def copied_step(model: nn.Module, batch: Batch, dtype: torch.dtype) -> Callable[[], object]:
@@ -71,9 +80,7 @@ def copied_step(model: nn.Module, batch: Batch, dtype: torch.dtype) -> Callable[
     copies = [p.data.to(dtype, copy=True) for p in parameters]
 
     def add(factor: float, out: list[Tensor]) -> None:
-        rng = torch.Generator(copies[0].device).manual_seed(1)
-        for w, p in zip(copies, out, strict=True):
-            z = torch.normal(0.0, 1.0, w.shape, generator=rng, dtype=w.dtype, device=w.device)
+        for w, p, z in zip(copies, out, gaussian(copies, 1), strict=True):
             p.copy_(w + factor * z)
 
     def step() -> None:

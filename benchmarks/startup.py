@@ -26,7 +26,7 @@ w, pool = torch.zeros(5000), Pool(7, 4096, "hadamard")
 {}
 """
 FIRST = {
-    "none, the import of PyTorch and Numba": "import fedkseed.directions.numba_cpu",
+    "none, the import of PyTorch and Numba": "import fedkseed.directions.numba_cpu.backend",
     "sync": "materialize(w, pool, [0.5] * 4096, w)",
     "sync and projection": "materialize(w, pool, [0.5] * 4096, w); project(w, pool)",
     "sync, projection and GGUF": "materialize(w, pool, [0.5] * 4096, w); project(w, pool); "

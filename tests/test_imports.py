@@ -57,6 +57,8 @@ TESTED_IN = {
     "data.batches": "data/test_wording.py",
     "data.encoder": "data/test_federated.py",
     "data.held_out": "evaluation/test_sets.py",
+    "directions.numba_cpu.averages": "directions/test_averages.py",
+    "directions.numba_cpu.backend": "directions/test_backends.py",
     "directions.numba_cpu.gguf": "models/test_quantised.py",
     "directions.numba_cpu.kernels": "directions/test_backends.py",
     "directions.numba_cpu.simd": "directions/test_backends.py",

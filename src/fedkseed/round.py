@@ -43,6 +43,8 @@ State = TypeVar("State", bound=Any)  # a dataclass of `round`, the number of rou
 # Sends each client its message and yields (client, its answer) as answers arrive.
 Transport: TypeAlias = Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]
 
+SPARE = 1 << 28  # bytes that a client which takes derivatives may leave freed to the C library
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -291,5 +293,5 @@ def answer(strategy: Strategy, data: bytes, client: Client, read: Decode = decod
     strategy.client.sync(message, weights)
     upload = strategy.client.train(message, client)
     if client.graph is not None:  # activations of whole batches
-        return_freed()
+        return_freed(SPARE)
     return encode(upload)

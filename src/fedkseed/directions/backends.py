@@ -20,7 +20,7 @@ from .factors import Basis, Factor
 from .families import FAMILIES
 from .pool import Pool
 
-MODULES = {"numba": "numba_cpu", "triton": "triton_gpu", "torch": "torch_any", "numpy": "numpy_any"}
+MODULES = {"numba": "numba_cpu.backend", "triton": "triton_gpu", "torch": "torch_any", "numpy": "numpy_any"}
 FlatPiece = tuple[int, int, Tensor, Tensor, Tensor | None]  # tensor number, start, base, out, addend; all flat
 
 

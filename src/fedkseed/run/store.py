@@ -301,7 +301,7 @@ class Store:
                 raise self.damaged(f"the report of round {number} is lacking")
             if chain.digest((report or "").encode()) != parts[chain.SIZE : 2 * chain.SIZE]:
                 raise self.damaged(f"the report of round {number} has changed")
-            if number:
+            if report is not None:
                 yield report
 
     def rollback(self, done: int) -> None:
