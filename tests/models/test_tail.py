@@ -29,13 +29,14 @@ from transformers import (
 from fedkseed import FedKSeedError, Pool, Simulation, hold, resume, start
 from fedkseed.data.batches import Encoded, collate
 from fedkseed.data.sources import Example
+from fedkseed.models import tail
 from fedkseed.models.hidden_states import remember
 from fedkseed.models.loss import batch_loss, checkpointed, example_losses, graph_loss, option_losses
 from fedkseed.models.tail import Tail, decoder_layers, last_layers
 from fedkseed.planning.pin import pin
+from fedkseed.recipe.algorithms import algorithm_of
 from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.recipe.schema import Recipe
-from fedkseed.run import setup
 from fedkseed.run.loop import work
 from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
@@ -224,6 +225,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "mixed": {"clients": {"backpropagating": 0.5}},
     "lora": {"training": {"algorithm": "fedit", "eps": None}},
     "two at once": {"clients": {"at_once": 2}},
+    "one point": {"training": {"algorithm": "fedzo"}},
+    "blocks": {"model": {"storage": "Q8_0"}},
 }
 
 
@@ -266,10 +269,11 @@ def test_a_run_of_the_last_layers_goes_on_with_the_same_bits(way, tmp_path, mode
     with Store.create(tmp_path / "stopped", simulation.recipe.to_toml()) as store, pytest.raises(StopError):
         work(store, simulation.federation)
     simulation.close()
-    if way != "lora":
+    pooled = algorithm_of(recipe.training.algorithm).pooled
+    if pooled:
         assert open_tuned(tmp_path / "stopped").remark
     assert resume(tmp_path / "stopped").digest == whole.digest
-    if way == "lora":
+    if not pooled:
         return
     assert verify(Store(tmp_path / "stopped")).rounds == 3
     adapter = open_tuned(tmp_path / "whole").adapter
@@ -278,7 +282,7 @@ def test_a_run_of_the_last_layers_goes_on_with_the_same_bits(way, tmp_path, mode
 
 
 def test_a_run_says_how_many_passes_found_no_room(tmp_path, model_folder, data_file, monkeypatch):
-    monkeypatch.setattr(setup, "ROOM", 3000)
+    monkeypatch.setattr(tail, "ROOM", 3000)
 
     class Told(Silent):
         def note(self, text: str) -> None:
@@ -288,6 +292,13 @@ def test_a_run_says_how_many_passes_found_no_room(tmp_path, model_folder, data_f
     start(recipe_of(model_folder, data_file), tmp_path / "run", Told())
     assert "the layers before the last 1 run once a row" in told
     assert any("passes of the first layers found no room in memory" in text for text in told)
+
+
+def test_all_processes_of_a_machine_together_have_one_room(monkeypatch):
+    assert tail.room(1) == tail.ROOM
+    assert 3 * tail.room(2) <= tail.ROOM, "two that train, and the one that evaluates"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert 8 * tail.room(1) == tail.ROOM
 
 
 def test_lora_of_the_last_layers_sends_theirs_alone(model_folder, data_file):

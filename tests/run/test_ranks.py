@@ -14,7 +14,7 @@ import pytest
 from fedkseed import FedKSeedError
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.ranks import Ranks, _reply
-from fedkseed.run.start_and_resume import start
+from fedkseed.run.start_and_resume import resume, start
 from fedkseed.run.store import Store
 
 from ..commands import refused
@@ -55,13 +55,29 @@ def test_ranks_end_with_the_model_and_the_bytes_of_one_process(tmp_path, recipe,
     assert adapter(tmp_path / "ranks") == adapter(tmp_path / "alone")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changed", [('"fedkseed"', '"fedzo"'), ("[evaluation]", '[trust]\nrule = "median"\n\n[evaluation]')]
+)
+def test_averages_of_weights_and_rules_that_need_every_upload_do_not_depend_on_ranks(tmp_path, recipe, changed):
+    before, after = changed
+    assert before in recipe.read_text()
+    recipe.write_text(recipe.read_text().replace(before, after))
+    alone = start(load_recipe(recipe), tmp_path / "alone")
+    said = ended(torchrun(2, "run", recipe, "--output", tmp_path / "ranks"))
+    assert said.startswith("0\n"), said
+    assert alone.digest
+    assert Store(tmp_path / "ranks").reports()[-1]["loss"] == Store(tmp_path / "alone").reports()[-1]["loss"]
+    assert resume(tmp_path / "ranks").digest == alone.digest
+
+
 def adapter(run: Path) -> bytes:
     return (run / "adapter.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("restarts", ["0", pytest.param("1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("restarts", "killed"), [("0", "1"), ("1", "1"), ("0", "0")])
 @pytest.mark.slow
-def test_a_run_goes_on_after_any_rank_was_killed(tmp_path, recipe, restarts):
+def test_a_run_goes_on_after_any_rank_was_killed(tmp_path, recipe, restarts, killed):
     recipe.write_text(recipe.read_text().replace("rounds = 4", "rounds = 40"))
     start(load_recipe(recipe), tmp_path / "alone")
     output = tmp_path / "ranks"
@@ -69,7 +85,7 @@ def test_a_run_goes_on_after_any_rank_was_killed(tmp_path, recipe, restarts):
     while not ((output / "run.sqlite").exists() and Store(output, looks=True).reports()):
         assert process.poll() is None, ended(process)
         time.sleep(0.02)
-    ranks = [child for child in psutil.Process(process.pid).children() if child.environ().get("RANK") == "1"]
+    ranks = [child for child in psutil.Process(process.pid).children() if child.environ().get("RANK") == killed]
     os.kill(ranks[0].pid, signal.SIGKILL)
     said = ended(process)
     if restarts == "0":

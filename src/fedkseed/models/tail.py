@@ -5,6 +5,7 @@ forward and back. The states go into the tail through the layer before it, which
 output; the model itself makes masks, positions and everything else, so no architecture has code of its own.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -21,7 +22,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..data.batches import Batch
 from ..errors import FedKSeedError
 
-ROOM = 1 << 30  # bytes of states that all processes of a run remember: 8,000 rows of SmolLM2-135M with 54 tokens
+ROOM = 1 << 30  # bytes of states that a run's processes remember on a machine: 8,000 rows of SmolLM2-135M of 54 tokens
+
+
+def room(at_once: int) -> int:
+    """The share of ROOM of each process: of a run, of as many more that train its clients, or of torchrun's."""
+    return ROOM // max(at_once + (at_once > 1), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 class EnoughError(Exception):

@@ -21,7 +21,7 @@ from ..models.hidden_states import ROOM as OUTPUT_ROOM
 from ..models.load import skeleton
 from ..models.loss import LOGITS_AT_ONCE, MANY_LOGITS, SLICES
 from ..models.sizes import Architecture, sizes_of
-from ..models.tail import ROOM as TAIL_ROOM
+from ..models.tail import room
 from ..recipe.algorithms import ADAM, ONE, OUTPUT, TWO, Algorithm, algorithm_of
 from ..recipe.schema import Recipe
 from ..weights.lazy import TILE
@@ -103,7 +103,7 @@ def predict(
     remembered = 0
     if options.last_layers is not None:
         tokens = rows.every + more.every * (1 + chooses)  # an evaluation's losses and choices each remember theirs
-        remembered = min(TAIL_ROOM // recipe.clients.at_once, tokens * sizes.hidden * size)
+        remembered = min(room(recipe.clients.at_once), tokens * sizes.hidden * size)
     elif algorithm.local == OUTPUT and not sizes.tied:
         remembered = min(OUTPUT_ROOM, rows.every * sizes.hidden * size)
     # what comes down stays until the upload is written: values, their bytes, and these with their check

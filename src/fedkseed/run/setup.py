@@ -26,7 +26,7 @@ from ..models.hidden_states import KeptStates, can_keep_states, remember
 from ..models.load import load_model, load_tokenizer, require_causal, save_model, save_tokenizer
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
 from ..models.peft_adapters import PATTERNS, attach, lora_size
-from ..models.tail import ROOM, last_layers, tail_of
+from ..models.tail import last_layers, room, tail_of
 from ..randomness import Purpose, generator, share_of
 from ..recipe.algorithms import OUTPUT, Algorithm, algorithm_of
 from ..recipe.rules import Where, checked_algorithm, require_legal
@@ -230,7 +230,7 @@ def build(
     objective = objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens)
     if options.last_layers is not None:
         require_moving(weights, basis)
-        found = remember(model, weights, ROOM // recipe.clients.at_once)
+        found = remember(model, weights, room(recipe.clients.at_once))
         once = f"the layers before the last {options.last_layers} run once a row"
         progress.note(f"every pass runs all layers: {found}" if isinstance(found, str) else once)
     kept = KeptStates(model) if algorithm.local == OUTPUT and can_keep_states(model, weights.layout) else None

@@ -20,7 +20,7 @@ from fedkseed.network.protocol.certs import members, revoke
 from fedkseed.network.protocol.client.privacy_spent import ledger_path
 from fedkseed.network.protocol.receipt_checks import signature_check
 from fedkseed.planning.pin import pin
-from fedkseed.recipe.reading import parse
+from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
 from fedkseed.secure.accounting import epsilon_of
@@ -206,12 +206,16 @@ def test_a_server_that_is_killed_and_started_again_goes_on_with_the_same_digest(
         assert federation.digest() == undisturbed.digest
 
 
+@pytest.mark.parametrize("last", [None, 1])
 def test_a_server_with_neither_model_nor_data_loads_no_pytorch_and_its_processes_stay_under_200_mb(
-    setting, undisturbed, tmp_path
+    last, setting, undisturbed, tmp_path
 ):
-    """The adapter holds the same coefficients."""
-    recipe = tmp_path / "pinned.toml"
+    """The adapter holds the same coefficients, of all layers or of the last alone."""
+    recipe, whole = tmp_path / "pinned.toml", undisturbed.output
     recipe.write_text(setting.text("minimum = 3"))
+    if last is not None:
+        recipe.write_text(recipe.read_text().replace("[model]\n", f"[model]\nlast_layers = {last}\n"))
+        whole = start(load_recipe(recipe), tmp_path / "alone").output
     pin(recipe)
     text = recipe.read_text().replace(str(setting.model), "owner/model").replace(str(setting.folder / "data"), "/none")
     most: dict[str, float] = {}
@@ -233,8 +237,9 @@ def test_a_server_with_neither_model_nor_data_loads_no_pytorch_and_its_processes
         assert "no model is loaded" in server.output
     print({name: f"{used / 1e6:.0f} MB" for name, used in most.items()})
     assert {name for name, used in most.items() if used > 200e6} == set(), most
-    written, whole = (Adapter.load(path) for path in (federation.run / "adapter.safetensors", undisturbed.output))
-    np.testing.assert_array_equal(written.coefficients, whole.coefficients)
+    written, alone = (Adapter.load(path) for path in (federation.run / "adapter.safetensors", whole))
+    np.testing.assert_array_equal(written.coefficients, alone.coefficients)
+    assert (written.patterns, len(written.coefficients)) == (alone.patterns, 64)
 
 
 def test_a_client_whose_key_is_revoked_while_a_server_over_https_runs_is_left_out_from_then_on(setting, tmp_path):
