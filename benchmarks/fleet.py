@@ -1,11 +1,11 @@
 """A server of a fleet over HTTPS: clients that wait, uploads a second, the time of a round.
 
-    python benchmarks/fleet.py [--only waiting rounds] [--clients 1000 10000] [--waiting 19000] [--json]
+    python benchmarks/fleet.py [--only waiting rounds] [--clients 1000 10000] [--waiting 19000] [--no-tls] [--json]
 
 The server is `fedkseed serve` without a model, with its defaults (rule, agreement, signatures, receipts). Clients are
 those of a load generator in two processes of its own: real sockets, TLS, keys, sessions, signed uploads of FedKSeed,
 compact, K = 4,096, 200 steps; they train nothing. All share one machine. A client that waits is an open file of the
-server (ulimit -Hn).
+server (ulimit -Hn). With --no-tls it is as behind a proxy on its machine, which would be charged for TLS.
 
     waiting   clients that are connected and wait: memory of the server for each, its processor time while they do
     rounds    rounds in which every client takes part and answers at once; the first, in which clients get the recipe,
@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tomli_w
@@ -74,9 +75,10 @@ class Line:
         self.key, self.authority = private_key(key), certificate(ca)
 
     @classmethod
-    async def joined(cls, key: Path, ca: Path, port: int, context: ssl.SSLContext) -> "Line":
+    async def joined(cls, key: Path, ca: Path, port: int, context: ssl.SSLContext | None) -> "Line":
         """A connection on which a client's session has begun."""
-        opened = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+        name = None if context is None else "localhost"
+        opened = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
         line = cls(*opened, key, ca)
         _, challenge = await line.ask("GET", "/v1/challenge")
         status, found = await line.ask(
@@ -134,7 +136,14 @@ def broadcast_of(whole: bytes) -> Broadcast:
     return decode(whole, Broadcast)
 
 
-async def client(number: int, keys: Path, port: int, context: ssl.SSLContext, kept: dict[bytes, bytes], gate) -> None:
+async def client(
+    number: int,
+    keys: Path,
+    port: int,
+    context: ssl.SSLContext | None,
+    kept: dict[bytes, bytes],
+    gate: asyncio.Semaphore,
+) -> None:
     """Take part until the server ends."""
     async with gate:  # limits how many connect at once
         line = await Line.joined(keys / f"client-{number}", keys / "ca.pem", port, context)
@@ -149,12 +158,12 @@ async def client(number: int, keys: Path, port: int, context: ssl.SSLContext, ke
             await line.send(key, line.reply(task, whole, made).encode())
 
 
-def generate(numbers: range, keys: Path, port: int) -> None:
+def generate(numbers: range, keys: Path, port: int, tls: bool) -> None:
     open_files()
 
     async def all_of_them() -> None:
-        context, kept = ssl.create_default_context(cafile=str(keys / "ca.pem")), dict[bytes, bytes]()
-        gate = asyncio.Semaphore(50)
+        context = ssl.create_default_context(cafile=str(keys / "ca.pem")) if tls else None
+        kept, gate = dict[bytes, bytes](), asyncio.Semaphore(50)
         await asyncio.gather(*(client(number, keys, port, context, kept, gate) for number in numbers))
 
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -164,8 +173,8 @@ def generate(numbers: range, keys: Path, port: int) -> None:
 class Server:
     """`fedkseed serve` in a folder, for some clients."""
 
-    def __init__(self, folder: Path, keys: Path, clients: int) -> None:
-        self.folder, self.keys, self.port, self.clients = folder, keys, free_port(), clients
+    def __init__(self, folder: Path, keys: Path, clients: int, tls: bool) -> None:
+        self.folder, self.keys, self.port, self.clients, self.tls = folder, keys, free_port(), clients, tls
         network = {"minimum": clients, "patience": PATIENCE, "deadline": PATIENCE}
         recipe = RECIPE | {"clients": RECIPE["clients"] | {"cohort": clients}, "network": network}
         folder.mkdir()
@@ -178,7 +187,7 @@ class Server:
                 [
                     sys.executable, "-m", "fedkseed", "serve", str(self.folder / "recipe.toml"), "--certs",
                     str(self.keys), "--output", str(self.folder / "run"), "--port", str(self.port), "--strangers",
-                    "100000",
+                    "100000", "--tls" if self.tls else "--no-tls",
                 ],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
@@ -193,7 +202,9 @@ class Server:
     def joined(self, clients: int) -> Iterator[None]:
         """The first `clients` clients, in processes of their own."""
         spawn, parts = get_context("spawn"), [range(begin, clients, PROCESSES) for begin in range(PROCESSES)]
-        made = [spawn.Process(target=generate, args=(part, self.keys, self.port), daemon=True) for part in parts]
+        made = [
+            spawn.Process(target=generate, args=(part, self.keys, self.port, self.tls), daemon=True) for part in parts
+        ]
         for one in made:
             one.start()
         try:
@@ -221,10 +232,10 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def waiting(clients: int, keys: Path) -> Row:
+def waiting(clients: int, keys: Path, tls: bool) -> Row:
     """A row about clients that are connected and wait for another, who never comes."""
     with tempfile.TemporaryDirectory(prefix="fks") as name:
-        server = Server(Path(name) / "s", keys, clients + 1)
+        server = Server(Path(name) / "s", keys, clients + 1, tls)
         with server.running():
             before, began = server.status("VmRSS"), time.monotonic()
             with server.joined(clients):
@@ -240,10 +251,10 @@ def waiting(clients: int, keys: Path) -> Row:
     }  # fmt: skip
 
 
-def rounds(clients: int, keys: Path) -> Row:
+def rounds(clients: int, keys: Path, tls: bool) -> Row:
     """A row about rounds in which all clients answer at once."""
     with tempfile.TemporaryDirectory(prefix="fks") as name:
-        server = Server(Path(name) / "s", keys, clients)
+        server = Server(Path(name) / "s", keys, clients, tls)
         with server.running(), server.joined(clients):
             server.until(f"all {clients} clients are connected")
             busy = server.processor()
@@ -265,11 +276,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000])
     parser.add_argument("--waiting", type=int, nargs="+", default=[1_000, 19_000])
+    parser.add_argument("--no-tls", dest="tls", action="store_false", help="as behind a proxy on the same machine")
     options = parser.parse_args()
     open_files()
     jobs = {
-        "waiting": ("clients that wait over HTTPS", waiting, options.waiting, 1),  # for one more, who never comes
-        "rounds": ("rounds over HTTPS", rounds, options.clients, 0),
+        "waiting": ("clients that wait", waiting, options.waiting, 1),  # for one more, who never comes
+        "rounds": ("rounds", rounds, options.clients, 0),
     }
     with tempfile.TemporaryDirectory(prefix="fks") as name:
         for title, job, counts, absent in (jobs[part] for part in parts if part in options.only):
@@ -278,9 +290,9 @@ def main() -> None:
                 keys = Path(name) / f"keys-{count + absent}"  # of one server: their number is that of its clients
                 if not keys.exists():
                     make_keys(keys, count + absent, ["localhost"], 40)
-                found.append(job(count, keys))
+                found.append(job(count, keys, options.tls))
                 print(found[-1], file=sys.stderr)
-            show(title, found, as_json=options.json)
+            show(title if options.tls else f"{title}, without TLS", found, as_json=options.json)
 
 
 if __name__ == "__main__":
