@@ -26,7 +26,6 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tomli_w
