@@ -5,12 +5,14 @@
 A bare pass is a forward pass of the dense model in the same type, with the loss. Every token but the first counts as
 response, so all logits are computed. Each kind of step takes turns with the bare passes and is compared with them. The
 last write of a round (`settle`, one pass in `τ` steps) is left out. With --last-layers, steps of the last layers alone
-follow, of rows that have run through the others: by two points, and by all K derivatives.
+follow, of rows that have run through the others: by two points, and by all K derivatives. The paper's way comes last,
+where dense weights are timed.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -83,17 +85,17 @@ def measure(args: argparse.Namespace, dtype: str) -> Iterator[Row]:
                 for batch in batches:
                     yield row(f"{mode}, {family}", storage, batch, our_step(model, weights, batch))
                 weights.restore()
-    for count in args.last_layers:
-        model = load_model(args.model, dtype, device=args.device)
+    for storage, count in product(args.storage, args.last_layers):
+        model = load_model(args.model, dtype, storage, args.device)
         weights = hold(model, Pool(1, args.size, "hadamard"), last_layers(model, count))
         if isinstance(why := remember(model, weights), str):
             raise FedKSeedError(f"rows run through all layers in each step: {why}")
         weights.load(np.random.default_rng(1).normal(size=args.size) * 1e-7)
         for batch in batches:
-            yield row(f"streamed, hadamard, last {count} layers", "dense", batch, our_step(model, weights, batch))
+            yield row(f"streamed, hadamard, last {count} layers", storage, batch, our_step(model, weights, batch))
             derivatives = partial(weights.gradient, partial(graph_loss, model, batch))
-            yield row(f"derivatives, last {count} layers", "dense", batch, derivatives)
-    for batch in batches:  # last, because rounding changes the weights a little
+            yield row(f"derivatives, last {count} layers", storage, batch, derivatives)
+    for batch in batches if "dense" in args.storage else ():  # last, because rounding changes the weights a little
         yield row("the paper's way", "dense", batch, paper_step(plain, batch))
 
 
