@@ -1,4 +1,4 @@
-"""How far weights drift when zeroth-order steps are made in place, as the paper's code and MeZO make them.
+"""The drift of weights that zeroth-order steps change in place, as the paper's code and MeZO do.
 
     python benchmarks/drift.py [--model MODEL] [--tokens 128] [--steps 50] [--lr 3e-7]
 

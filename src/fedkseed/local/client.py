@@ -40,7 +40,7 @@ class Client(Generic[Held]):
 
 
 class _Malloc(ctypes.Structure):
-    """What glibc says of its memory: struct mallinfo2."""
+    """The state of the memory that glibc manages: struct mallinfo2."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in (*"abcdefgh", "freed", "top")]
 
