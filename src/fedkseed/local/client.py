@@ -52,8 +52,7 @@ def return_freed(beyond: int = 0) -> None:
     for 0.15 s of a client's 16 s. Other C libraries have no such function.
 
     Args:
-        beyond: bytes that may stay: the system clears each page that is asked for again, 8 of 100 ms of a visit of 1.6
-            million weights.
+        beyond: bytes that may stay: the system clears each page that is asked for again.
     """
     with suppress(AttributeError, OSError, TypeError):  # no such function; no such library; Windows
         library = ctypes.CDLL(None)

@@ -13,7 +13,12 @@ SUMS, WEIGHTS = types.Array(types.int64, 1, "C"), types.Array(types.float32, 1, 
 
 with one_at_a_time():
 
-    @kept(njit, types.void(SUMS, SUMS, WEIGHTS, types.int64, types.float64, types.float64), error_model="numpy")
+    @kept(
+        njit,
+        types.void(SUMS, SUMS, WEIGHTS, types.int64, types.float64, types.float64),
+        nogil=True,
+        error_model="numpy",
+    )
     def add_weights(
         coarse: NDArray[np.int64], fine: NDArray[np.int64], values: NDArray[np.float32], weight: int, a: float, b: float
     ) -> None:
