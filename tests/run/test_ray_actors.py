@@ -38,13 +38,13 @@ def recipe(tmp_path, model_folder, data_file) -> Path:
 
 
 def by_ray(*arguments: object, cluster: int = 0) -> subprocess.Popen[str]:
-    """The command in a network of its own; `cluster`: with a cluster there of so many processors."""
+    """The command in a network of its own; `cluster`: with a cluster there of so many processors and a GPU."""
     programs = Path(sys.executable).parent
     command = shlex.join(map(str, [programs / "fedkseed", *arguments, "--engine", "ray"]))
     script = f"ip link set lo up && exec {command}"
     if cluster:
         ray, quiet = programs / "ray", ">/dev/null 2>&1"
-        head = f"{ray} start --head --block --num-cpus {cluster} --node-ip-address 127.0.0.1 --port 6379"
+        head = f"{ray} start --head --block --num-cpus {cluster} --num-gpus 1 --node-ip-address 127.0.0.1 --port 6379"
         script = (  # `ray stop` would end the clusters of others, too
             f"ip link set lo up; {head} {quiet} & head=$!; "
             f"until {ray} status --address 127.0.0.1:6379 {quiet}; do kill -0 $head || exit 1; sleep 1; done; "
@@ -102,6 +102,18 @@ def test_actors_end_with_the_model_of_one_process(tmp_path, model_folder, data_f
     recipe.write_text(recipe_text(model_folder, data_file, **lines))
     found = digest_in(ended(by_ray("run", recipe, "--output", tmp_path / "run")))
     assert found == [start(load_recipe(recipe), tmp_path / "alone").digest]
+
+
+@pytest.mark.network
+@needs_ray
+@needs_namespace
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_any_number_of_actors_ends_with_one_model(tmp_path, recipe, at_once):
+    """Three of them share the GPU of the cluster: each asks for a third of it, or the second would wait for ever."""
+    alone = start(load_recipe(recipe), tmp_path / "alone")
+    recipe.write_text(recipe.read_text().replace("at_once = 2", f"at_once = {at_once}"))
+    said = ended(by_ray("run", recipe, "--output", tmp_path / "run", cluster=3))
+    assert digest_in(said) == [alone.digest]
 
 
 @pytest.mark.network

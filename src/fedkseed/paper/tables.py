@@ -16,7 +16,11 @@ from .experiments import Experiment, Tree, options_of, short
 from .results import MEASURES, SHARES, Cell, ResultTable, RunOutcome, Spread, group, spread
 
 Row = dict[str, Cell]
-SETTINGS = ("directions", "type", "client steps")  # columns of `summary` where rows differ, else a sentence
+SETTINGS = ("directions", "type", "client steps")  # columns of tables where rows differ, else a sentence
+BYTES = (
+    "Bytes down and up: the most of a client and round. "
+    "kB of a run: of all its clients and rounds, with a basis to each client."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +116,7 @@ def summary(shown: Comparison) -> ResultTable:
         rows.append(row)
     optional = (" before", " after", *(f" minus {shown.title(axis, value)}" for axis, value in shown.references))
     columns = {name for row in rows for name, cell in row.items() if cell is not None or not name.endswith(optional)}
-    note = (
-        "After ±: the standard deviation over seeds. Bytes down and up: the most of a client and round. kB of a run: "
-        "of all its clients and rounds, with a basis to each client. Seconds: of training a run, of one processor."
-    )
+    note = f"After ±: the standard deviation over seeds. {BYTES} Seconds: of training a run, of one processor."
     paired = "A difference is of changes of loss, paired by seed; after its ±: the standard error."
     rows = [{name: cell for name, cell in row.items() if name in columns} for row in rows]
     rows, of_all = _with_settings_apart(rows)
@@ -145,8 +146,6 @@ def _settings(shown: Comparison, runs: Sequence[RunOutcome]) -> Row:
 def _summary_row(shown: Comparison, axes: dict[str, Any], runs: Sequence[RunOutcome]) -> Row:
     """The cells of one combination of values, without comparisons."""
     choice = shown.experiment.choice
-    rounds = [sum(run.metrics.get("bytes/all clients", {}).values()) for run in runs]
-    sent = [n + run.once for n, run in zip(rounds, runs, strict=True) if n and run.once is not None]
     return {
         **shown.titles([*axes], axes.values()),
         **(_rates(shown.experiment, axes) if choice and choice.axis == "variant" else {}), **_settings(shown, runs),
@@ -154,8 +153,7 @@ def _summary_row(shown: Comparison, axes: dict[str, Any], runs: Sequence[RunOutc
         "change of loss": spread(runs, "change"),
         "Rouge-L before": spread(runs, "rouge", 0), "Rouge-L after": spread(runs, "rouge"),
         **{f"{MEASURES[name].title} before": spread(runs, name, 0) for name in SHARES},
-        **{f"{MEASURES[name].title} after": spread(runs, name) for name in SHARES}, **_most_bytes(runs),
-        "kB of a run": round(fmean(sent) / 1000) if len(sent) == len(runs) else None,
+        **{f"{MEASURES[name].title} after": spread(runs, name) for name in SHARES}, **_bytes(runs),
         "seconds": round(fmean(run.seconds for run in runs)),
     }  # fmt: skip
 
@@ -169,8 +167,13 @@ def _rates(experiment: Experiment, axes: dict[str, Any]) -> Row:
     return {"η": f"{lr:g}", "ε": None if algorithm.differentiates else f"{eps:g}"}
 
 
-def _most_bytes(runs: Sequence[RunOutcome]) -> Row:
-    return {"bytes down": max(run.bytes_down for run in runs), "bytes up": max(run.bytes_up for run in runs)}
+def _bytes(runs: Sequence[RunOutcome]) -> Row:
+    rounds = [sum(run.metrics.get("bytes/all clients", {}).values()) for run in runs]
+    sent = [n + run.once for n, run in zip(rounds, runs, strict=True) if n and run.once is not None]
+    return {
+        "bytes down": max(run.bytes_down for run in runs), "bytes up": max(run.bytes_up for run in runs),
+        "kB of a run": round(fmean(sent) / 1000) if len(sent) == len(runs) else None,
+    }  # fmt: skip
 
 
 def _paired(runs: Sequence[RunOutcome], others: Sequence[RunOutcome], measure: str) -> str | None:
@@ -257,6 +260,7 @@ def speed(shown: Comparison) -> ResultTable:
         "Changes of held-out loss, mean ± standard error over seeds. Time: that of the reference's rounds, same seed.",
         "Times as fast: its whole time over the time in which a method first had the reference's last loss.",
         "Memory: the most that a client held in a process of its own, less what a client like it had left there.",
+        BYTES,
     )
     rows = [_speed_row(shown, method, runs) for (method,), runs in shown.by("method").items()]
     rows, of_all = _with_settings_apart(rows)
@@ -287,7 +291,7 @@ def _speed_row(shown: Comparison, method: str, runs: Sequence[RunOutcome]) -> Ro
     fast = factors and len(factors) == len(pairs)
     row["times as fast"] = f"{min(factors):.3g} to {max(factors):.3g}" if fast else None
     row["units of time" if options.clock == "virtual" else "seconds"] = float(np.mean([run.seconds for run in runs]))
-    row |= _most_bytes(runs)
+    row |= _bytes(runs)
     memory = [run.memory for run in runs if run.memory is not None]
     row["memory (MB)"] = max(memory) // 1_000_000 if len(memory) == len(runs) else None
     return row
@@ -327,12 +331,14 @@ def scores(shown: Comparison) -> ResultTable:
 def marginal(shown: Comparison) -> ResultTable:
     """The gain by each further seed of a range of K: see `gains`."""
     axes = shown.axes_without(shown.options.x)
+    runs = shown.by(*axes)
     rows: list[Row] = [
-        {**shown.titles(axes, values), "range of K": reach, "gain a seed": gain}
+        {**shown.titles(axes, values), **_settings(shown, runs[values]), "range of K": reach, "gain a seed": gain}
         for values, ranges in gains(shown).items()
         for reach, gain in ranges.items()
     ]
-    return ResultTable(rows, (shown.experiment.note,))
+    rows, of_all = _with_settings_apart(rows)
+    return ResultTable(rows, (of_all, shown.experiment.note))
 
 
 def gains(shown: Comparison) -> dict[tuple[Any, ...], dict[str, float]]:
@@ -357,13 +363,14 @@ def probabilities(shown: Comparison) -> ResultTable:
     """The probabilities of FedKSeed-Pro's directions after the last round, for the first seed."""
     rows: list[Row] = []
     for run, p in first_probabilities(shown):
-        row: Row = {"run": shown.experiment.label(run.axes), "K": p.size}
+        row: Row = {"run": shown.experiment.label(run.axes), **_settings(shown, [run]), "K": p.size}
         named = {"least": p.min(), "median": np.median(p), "most": p.max()}
         row |= {f"{name}, times 1/K": float(value * p.size) for name, value in named.items()}
         tenth = float(np.sort(p)[-max(1, p.size // 10) :].sum())
         row |= {"most over least": float(p.max() / p.min()), "share of the likeliest tenth": tenth}
         rows.append(row | {"never drawn": run.never_drawn})
-    return ResultTable(rows, (shown.experiment.note,))
+    rows, of_all = _with_settings_apart(rows)
+    return ResultTable(rows, (of_all, shown.experiment.note))
 
 
 def first_probabilities(shown: Comparison) -> list[tuple[RunOutcome, np.ndarray]]:

@@ -27,7 +27,7 @@ from ..recipe.schema import Recipe
 from ..weights.lazy import TILE
 
 GB = 1e9
-LIBRARIES = 620_000_000  # bytes of PyTorch, transformers, compiled kernels, threads: 0.56 to 0.64 GB in memory.md
+LIBRARIES = 620_000_000  # bytes of PyTorch, transformers, compiled kernels, threads: 0.56 to 0.77 GB in memory.md
 SMALL = 45_000_000  # bytes of what has no term: a tokenizer's tables, rotary tables, blocks of the libraries
 FREED = 1.25  # times the tensors of a pass back, kept by glibc when freed; with blocks or checkpointing it can't
 TILES = 3 * 4 * TILE  # bytes of a matrix that is made in parts, of its sum and its gradient
