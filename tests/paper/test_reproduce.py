@@ -559,7 +559,10 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
     slower = speed(Comparison.of(rival, [*slow, *fast])).rows[0]
     assert slower["in the time of FedKSeed-Plus"] == "+0.000 ± 0.000"
     assert slower["minus FedKSeed-Plus then"] == "+3.000 ± 0.000"
-    first, second, half = by_round(Comparison.of(rival, [*slow, *fast])).rows  # the third round is not one of both
+    # the third round is not one of both
+    first, second, half, alike = by_round(Comparison.of(rival, [*slow, *fast])).rows
+    assert (alike["rounds"], alike["FedKSeed-Plus"]) == ("in FedKSeed-Plus's seconds", "-3.000 ± 0.000")
+    assert alike["FedKSeed minus FedKSeed-Plus"] == "+3.000 ± 0.000"
     assert (first["rounds"], second["rounds"], half["rounds"]) == (1, 2, "1 to 2")
     assert half["FedKSeed"] == "-0.550 ± 0.250"
     assert half["FedKSeed minus FedKSeed-Plus"] == "+0.450 ± 0.250"
@@ -567,6 +570,7 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
     assert second["FedKSeed minus FedKSeed-Plus"] == "+1.250 ± 0.250"
     assert first["FedKSeed minus FedKSeed-Plus"] == "+0.800 ± 0.000"
     assert by_round(shown).rows[1]["FedKSeed-Plus minus FedKSeed"] == "-1.250 ± 0.250"
+    assert by_round(shown).rows[3]["FedKSeed-Plus minus FedKSeed"] == "-2.250 ± 0.250"  # all of its rounds
     assert by_round(Comparison.of(replace(experiment, options={}), slow)) is None
     virtual = replace(experiment, options=experiment.options | {"clock": "virtual"})
     assert speed(Comparison.of(virtual, [*slow, *fast])).rows[1]["units of time"] == 9.0

@@ -194,8 +194,9 @@ def _signed(values: Sequence[float], digits: int = 3) -> str | None:
 def by_round(shown: Comparison) -> ResultTable | None:
     """A table of changes of loss after each round that several lines evaluated; None without a reference.
 
-    Beside them stand differences to the reference and the rival. A last row has the changes from the middle one to the
-    last of the rounds that all evaluated: what a second half gains.
+    Beside them stand differences to the reference and the rival. A further row has the changes from the middle one to
+    the last of the rounds that all evaluated: what a second half gains. The last has methods at equal seconds, beside
+    the rival, or the reference where there is none.
     """
     rows: list[Row] = []
     for axis in shown.options.reference:
@@ -206,7 +207,11 @@ def by_round(shown: Comparison) -> ResultTable | None:
             several = {a: v for a, v in zip(panel_axes, values, strict=True) if len(shown.experiment.axes[a]) > 1}
             named = shown.titles([*several], several.values())
             rows += [{**named, **_span_row(lines, rivals, start, end)} for start, end in _spans(lines)]
+            if axis == "method" and rivals[0] in lines:
+                rows.append({**named, **_time_row(lines, rivals[0])})
     note = "Changes of held-out loss, mean ± standard error over seeds; a difference is paired by seed."
+    if "method" in shown.options.reference:
+        note += " In another's seconds: at the last look within those of its run of a seed, minus that run's end."
     return ResultTable(rows, (note,)) if rows else None
 
 
@@ -240,6 +245,17 @@ def _span_row(lines: Mapping[str, Sequence[RunOutcome]], rivals: Sequence[str], 
             for title, mine in changes.items()
             if title != rival and f"{rival} minus {title}" not in row
         }
+    return row
+
+
+def _time_row(lines: Mapping[str, Sequence[RunOutcome]], rival: str) -> Row:
+    """Each line's change of loss at its last look within the rival's seconds, and what it is less than the rival's."""
+    row: Row = {"rounds": f"in {rival}'s seconds"}
+    for title, runs in lines.items():
+        pairs = [(run.change(run.within(other.seconds)), other) for run, other in _same_seed(runs, lines[rival])]
+        row[title] = _signed([change for change, _ in pairs])
+        if title != rival:
+            row[f"{title} minus {rival}"] = _signed([change - other.last_change for change, other in pairs])
     return row
 
 
