@@ -211,7 +211,7 @@ def by_round(shown: Comparison) -> ResultTable | None:
                 rows.append({**named, **_time_row(lines, rivals[0])})
     note = "Changes of held-out loss, mean ± standard error over seeds; a difference is paired by seed."
     if "method" in shown.options.reference:
-        note += " In another's seconds: at the last look within those of its run of a seed, minus that run's end."
+        note += " In another's seconds: at the last look within those of its run of a seed; –: none by then."
     return ResultTable(rows, (note,)) if rows else None
 
 
@@ -249,13 +249,17 @@ def _span_row(lines: Mapping[str, Sequence[RunOutcome]], rivals: Sequence[str], 
 
 
 def _time_row(lines: Mapping[str, Sequence[RunOutcome]], rival: str) -> Row:
-    """Each line's change of loss at its last look within the rival's seconds, and what it is less than the rival's."""
+    """Each line's change of loss at its last look within the rival's seconds, and what it is less than the rival's.
+
+    A line has none where one of its runs was not looked at by then.
+    """
     row: Row = {"rounds": f"in {rival}'s seconds"}
     for title, runs in lines.items():
-        pairs = [(run.change(run.within(other.seconds)), other) for run, other in _same_seed(runs, lines[rival])]
-        row[title] = _signed([change for change, _ in pairs])
-        if title != rival:
-            row[f"{title} minus {rival}"] = _signed([change - other.last_change for change, other in pairs])
+        looks = [(run, run.within(other.seconds), other) for run, other in _same_seed(runs, lines[rival])]
+        if all(done for _, done, _ in looks):
+            row[title] = _signed([run.change(done) for run, done, _ in looks])
+            if title != rival:
+                row[f"{title} minus {rival}"] = _signed([run.change(done) - o.last_change for run, done, o in looks])
     return row
 
 
