@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import re
 import tarfile
 from contextlib import suppress
@@ -199,6 +200,15 @@ def test_fewer_clients_than_tasks_are_a_draw_to_which_more_clients_add(folder, t
     rows = dict(zip(every.names, every.clients, strict=True))
     assert all(two.clients[k] == rows[name] for k, name in enumerate(two.names))
     assert [name for name in every.names if name in two.names] == list(two.names)
+
+
+FULL = os.environ.get("FEDKSEED_NATURAL_INSTRUCTIONS", "")
+
+
+@pytest.mark.skipif(not FULL, reason="the full data set is not here: FEDKSEED_NATURAL_INSTRUCTIONS=FOLDER names it")
+def test_the_full_data_set_has_as_many_clients_as_the_paper(tokenizer):
+    """A count by the rule alone: which examples are too long, and so the tokenizer, does not change it."""
+    assert len(shared(Path(FULL), tokenizer).clients) == 738
 
 
 def test_the_number_of_clients_need_not_be_known_but_is_checked_if_given(folder, tokenizer):

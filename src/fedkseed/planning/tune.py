@@ -99,6 +99,8 @@ class Tuning:
 
         Steps of a rate η along one direction lead to the least loss along it as 1 − exp(−η tr H n), n of them. Drawn
         from K directions that hardly meet, W steps gain (1 − exp(−x)) / x of what W directions do, x = 2 η tr H W / K.
+        The paper's Theorem 2 bounds the error of a single step by the size of the directions' mean, of the order
+        K^(−1/2), whatever there is to learn; this is about the gain of a run.
         """
         training, algorithm = self.recipe.training, algorithm_of(self.recipe.training.algorithm)
         pooled = algorithm.pooled and not algorithm.differentiates and self.recipe.directions.basis is None

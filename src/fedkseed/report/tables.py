@@ -106,6 +106,7 @@ def tuning_table(tuning: Tuning) -> dict[str, Any]:
     return {
         "table": "derivatives" if derives(tuning.recipe) else "training",
         **{name: getattr(tuning, name) for name in ("eps", "lr", "clip", "norm", "size", "steps", "spent")},
+        "lost": tuning.lost(tuning.recipe.directions.size), "enough": tuning.enough,
         "clients": tuning.cohort, "examples": len(tuning.before), "trials": trials,
         "scalars": tuning.scalars.rungs if tuning.scalars else [],
     }  # fmt: skip
