@@ -33,7 +33,7 @@ from fedkseed.planning.tune import (
 )
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.schema import Recipe
-from fedkseed.report.tables import print_tuning
+from fedkseed.report.tables import print_tuning, tuning_table
 from fedkseed.run.eps_ladder import LADDER, Rung, Scalars, judge, measure
 from fedkseed.weights.layout import Layout
 
@@ -479,6 +479,8 @@ def test_more_directions_are_suggested_where_the_recipes_own_lose_more_than_a_te
     printed = capsys.readouterr().out
     assert f"K = {size:,} directions lose about {found.lost(size):.0%}" in printed
     assert (f"[directions]\nsize = {found.size} #" in printed) is more
+    document = tuning_table(found)
+    assert (document["lost"], document["enough"]) == (found.lost(size), found.enough)
 
 
 @pytest.mark.parametrize("algorithm", ["fedkseed-backprop", "fedit", "decomfl"])
