@@ -29,9 +29,9 @@ all clients in turns, libraries with it. {without} measure directions and send n
 
 
 def between(values: Iterable[float]) -> str:
-    """The least and the largest of values, as one where they print alike."""
+    """The least and the largest of values, as one where they print alike; whole numbers as such, or from 100 on."""
     ordered = sorted(values)
-    low, high = (f"{value:,.{0 if value >= 100 else 3 - len(f'{value:.0f}')}f}" for value in (ordered[0], ordered[-1]))
+    low, high = (f"{v:,.0f}" if v >= 100 or v == int(v) else f"{v:,.3g}" for v in (ordered[0], ordered[-1]))
     return low if low == high else f"{low} to {high}"
 
 
