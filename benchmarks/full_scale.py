@@ -1,8 +1,9 @@
-"""What every experiment takes at the paper's scale: a row an experiment, of `fedkseed reproduce all --dry-run`.
+"""Steps, hours, memory and bytes of every experiment at the paper's scale, of `fedkseed reproduce all --dry-run`.
 
     python benchmarks/full_scale.py [--seconds-per-step 0.124] > results/full-scale.md
 
-0.124 s is a two-point step on LLaMA-3B's shape, streamed, along hadamard directions, on an H100 (results/gpu.md). No
+The seconds are those of two forward passes, as of a two-point step; a pass back counts as two more. 0.124 s is such a
+step of 128 tokens on LLaMA-3B's shape in bfloat16, streamed, along hadamard directions, on an H100 (results/gpu.md). No
 model is loaded; half a minute.
 """
 
@@ -21,9 +22,10 @@ TEXT = """# What the paper's scale takes
 `fedkseed reproduce all --scale full --dry-run` says of every experiment. DataJuicer-1.3B and LLaMA-3B on Natural
 Instructions and Dolly, with the paper's rounds, steps, clients and seeds; ours beside them at their own length. **No
 experiment was run at this scale.** Client steps are those of the longest run, hours of all runs, seeds and searches, by
-{step} s a step of any method: 0.124 s is a two-point step on LLaMA-3B's shape on an H100
-([gpu.md](../benchmarks/results/gpu.md)), evaluations not counted. Memory is the predicted peak of the process that runs
-all clients in turns, libraries with it. {without} measure directions and send nothing.
+{step} s for two forward passes, a pass back counted as two more, evaluations not: 0.124 s took a two-point step of 128
+tokens on LLaMA-3B's shape in bfloat16, streamed, along hadamard directions, on an H100
+([gpu.md](../benchmarks/results/gpu.md)); the experiments have Gaussian ones. Memory is the predicted peak of the
+process that runs all clients in turns, libraries with it. {without} measure directions and send nothing.
 
 {table}"""
 
@@ -37,12 +39,13 @@ def between(values: Iterable[float]) -> str:
 
 def row(name: str, runs: list[Mapping[str, Any]]) -> Row:
     steps = [run["clients a round"] * run["rounds"] * run["local steps"] for run in runs if run["local steps"]]
+    hours = [run["hours, all seeds"] for run in runs]
     sent = [run["bytes of a run"] / 1e6 for run in runs if run["bytes of a run"] is not None]
     return {
         "experiment": f"`{name}`", "methods and settings": len(runs),
         "clients a round": between(run["clients a round"] for run in runs),
         "client steps": f"{max(steps):,}",
-        "hours": f"{sum(run['hours, all seeds'] or 0 for run in runs):,.0f}",
+        "hours": f"{sum(filter(None, hours)):,.0f}" + (" and more" if None in hours else ""),
         "memory, GB": between(run["memory (GB)"] for run in runs), "MB of a run": between(sent),
     }  # fmt: skip
 

@@ -55,13 +55,14 @@ def test_each_life_has_its_level_and_its_first_part_is_left_out(tmp_path):
 
 
 @pytest.mark.network
-def test_three_minutes_of_it_lose_no_answer_and_takes_no_bad_one(tmp_path):
+def test_three_minutes_of_it_lose_no_answer_and_take_no_bad_one(tmp_path):
     output = tmp_path / "s.jsonl"
     command = [sys.executable, FOLDER / "soak.py", "--minutes", "3", "--output", output]
     environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300).stdout
     *samples, end = map(json.loads, output.read_text().splitlines())
     what = end["what"]
+    assert sum(number for kind, number in what.items() if kind.startswith("bad: ")) > 0
     assert (what["of them lost"], what["bad, in the run"], what["kills of the server"]) == (0, 0, 3)
     assert what["rounds"] > 0 < what["good answers of the fleet"] <= what["uploads that `verify` finds right"]
     assert {who for who, *_ in samples} == {"server", "join", "worker"}

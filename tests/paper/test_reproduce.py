@@ -561,7 +561,7 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
     assert slower["minus FedKSeed-Plus then"] == "+3.000 ± 0.000"
     # the third round is not one of both
     first, second, half, alike = by_round(Comparison.of(rival, [*slow, *fast])).rows
-    assert (alike["rounds"], alike["FedKSeed-Plus"]) == ("in FedKSeed-Plus's seconds", "-3.000 ± 0.000")
+    assert (alike["rounds"], alike["FedKSeed-Plus"]) == ("in the time of FedKSeed-Plus", "-3.000 ± 0.000")
     assert (first["rounds"], second["rounds"], half["rounds"]) == (1, 2, "1 to 2")
     assert half["FedKSeed"] == "-0.550 ± 0.250"
     assert half["FedKSeed minus FedKSeed-Plus"] == "+0.450 ± 0.250"

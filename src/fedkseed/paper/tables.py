@@ -153,7 +153,7 @@ def _summary_row(shown: Comparison, axes: dict[str, Any], runs: Sequence[RunOutc
         "change of loss": spread(runs, "change"),
         "Rouge-L before": spread(runs, "rouge", 0), "Rouge-L after": spread(runs, "rouge"),
         **{f"{MEASURES[name].title} before": spread(runs, name, 0) for name in SHARES},
-        **{f"{MEASURES[name].title} after": spread(runs, name) for name in SHARES}, **_bytes(runs),
+        **{f"{MEASURES[name].title} after": spread(runs, name) for name in SHARES}, **_traffic(runs),
         "seconds": round(fmean(run.seconds for run in runs)),
     }  # fmt: skip
 
@@ -167,7 +167,7 @@ def _rates(experiment: Experiment, axes: dict[str, Any]) -> Row:
     return {"η": f"{lr:g}", "ε": None if algorithm.differentiates else f"{eps:g}"}
 
 
-def _bytes(runs: Sequence[RunOutcome]) -> Row:
+def _traffic(runs: Sequence[RunOutcome]) -> Row:
     rounds = [sum(run.metrics.get("bytes/all clients", {}).values()) for run in runs]
     sent = [n + run.once for n, run in zip(rounds, runs, strict=True) if n and run.once is not None]
     return {
@@ -195,8 +195,8 @@ def by_round(shown: Comparison) -> ResultTable | None:
     """A table of changes of loss after each round that several lines evaluated; None without a reference.
 
     Beside them stand differences to the reference and the rival. A further row has the changes from the middle one to
-    the last of the rounds that all evaluated: what a second half gains. The last has methods at equal seconds, beside
-    the rival, or the reference where there is none.
+    the last of the rounds that all evaluated: what a second half gains. The last has methods in equal time, beside the
+    rival, or the reference where there is none.
     """
     rows: list[Row] = []
     for axis in shown.options.reference:
@@ -211,7 +211,10 @@ def by_round(shown: Comparison) -> ResultTable | None:
                 rows.append({**named, **_time_row(lines, rivals[0])})
     note = "Changes of held-out loss, mean ± standard error over seeds; a difference is paired by seed."
     if "method" in shown.options.reference:
-        note += " In another's seconds: at the last look within those of its run of a seed; –: none by then."
+        note += (
+            " In the time of another: the loss at the last look within the time of its run of the same seed, which may "
+            "be much earlier; –: a seed had no look by then."
+        )
     return ResultTable(rows, (note,)) if rows else None
 
 
@@ -249,11 +252,11 @@ def _span_row(lines: Mapping[str, Sequence[RunOutcome]], rivals: Sequence[str], 
 
 
 def _time_row(lines: Mapping[str, Sequence[RunOutcome]], rival: str) -> Row:
-    """Each line's change of loss at its last look within the rival's seconds, and what it is less than the rival's.
+    """Each line's change of loss at its last look within the rival's time, and what it is less than the rival's.
 
     A line has none where one of its runs was not looked at by then.
     """
-    row: Row = {"rounds": f"in {rival}'s seconds"}
+    row: Row = {"rounds": f"in the time of {rival}"}
     for title, runs in lines.items():
         looks = [(run, run.within(other.seconds), other) for run, other in _same_seed(runs, lines[rival])]
         if all(done for _, done, _ in looks):
@@ -311,7 +314,7 @@ def _speed_row(shown: Comparison, method: str, runs: Sequence[RunOutcome]) -> Ro
     fast = factors and len(factors) == len(pairs)
     row["times as fast"] = f"{min(factors):.3g} to {max(factors):.3g}" if fast else None
     row["units of time" if options.clock == "virtual" else "seconds"] = float(np.mean([run.seconds for run in runs]))
-    row |= _bytes(runs)
+    row |= _traffic(runs)
     memory = [run.memory for run in runs if run.memory is not None]
     row["memory (MB)"] = max(memory) // 1_000_000 if len(memory) == len(runs) else None
     return row
