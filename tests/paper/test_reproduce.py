@@ -552,6 +552,8 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
     assert one["after 20 steps"] == "-0.200 ± 0.000"
     assert other["minus the reference"] == "-2.250 ± 0.250"
     assert one["minus the reference"] is None
+    sent = [replace(each, metrics={"bytes/all clients": {1: 1500, 2: 500}}, once=1000) for each in slow]
+    assert [row["kB of a run"] for row in speed(Comparison.of(experiment, [*sent, *fast])).rows] == [3, None]
     ended, longer = summary(shown).rows  # at the end of each, of two rounds and of three
     assert (ended.get("minus FedKSeed"), longer["minus FedKSeed"]) == (None, "-2.2500 ± 0.2500")
     assert other["times as fast"] == "20 to 40"
