@@ -575,6 +575,20 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
     late = replace(rival, options={"reference": {"method": "fedkseed-plus"}})  # FedKSeed has no look within 30 s
     assert not {"FedKSeed", "FedKSeed minus FedKSeed-Plus"} & {*by_round(Comparison.of(late, [*slow, *fast])).rows[3]}
     assert by_round(Comparison.of(replace(experiment, options={}), slow)) is None
+    shares = {True: {1: 0.2, 2: 0.5, 3: 0.75}, False: {1: 0.25, 2: 0.25}}  # of the plus, and of the other
+    scored = [
+        replace(run, scores={"choice": {0: 0.1, **shares[run in fast]}, "exact match": {0: 0.5, 1: 0.6, 2: 0.6}})
+        for run in [*slow, *fast]
+    ]
+    *_, first, second, half, alike = by_round(Comparison.of(rival, scored)).rows
+    assert {row["measure"] for row in (first, second, half, alike)} == {"choice accuracy (%)"}  # the last of SHARES
+    assert (first["FedKSeed"], second["FedKSeed-Plus"]) == ("25.0 ± 0.0", "50.0 ± 0.0")
+    assert (half["FedKSeed"], half["FedKSeed-Plus"]) == ("+0.0 ± 0.0", "+30.0 ± 0.0")
+    assert second["FedKSeed minus FedKSeed-Plus"] == "-25.0 ± 0.0"
+    assert (alike["FedKSeed-Plus"], alike.get("FedKSeed")) == ("75.0 ± 0.0", None)
+    in_time = by_round(Comparison.of(experiment, scored)).rows[-1]
+    assert (in_time["FedKSeed-Plus"], in_time["FedKSeed"]) == ("75.0 ± 0.0", "25.0 ± 0.0")
+    assert in_time["FedKSeed-Plus minus FedKSeed"] == "+50.0 ± 0.0"
     virtual = replace(experiment, options=experiment.options | {"clock": "virtual"})
     assert speed(Comparison.of(virtual, [*slow, *fast])).rows[1]["units of time"] == 9.0
 

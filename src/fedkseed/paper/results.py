@@ -155,9 +155,12 @@ class Measure:
 
     def after(self, outcome: RunOutcome, done: int | None = None) -> float | None:
         """The measure after a number of rounds, by default the last; None if it was not taken then."""
-        series, done = self.series(outcome), outcome.rounds if done is None else done
-        if done not in series:
-            return None
+        done = outcome.rounds if done is None else done
+        return self.at(outcome, done) if done in self.series(outcome) else None
+
+    def at(self, outcome: RunOutcome, done: int) -> float:
+        """The measure after a number of rounds after which it was taken."""
+        series = self.series(outcome)
         return self.factor * (series[done] - series[0] if self.change else series[done])
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from statistics import fmean
 from typing import Any
 
@@ -196,74 +196,91 @@ def by_round(shown: Comparison) -> ResultTable | None:
 
     Beside them stand differences to the reference and the rival. A further row has the changes from the middle one to
     the last of the rounds that all evaluated: what a second half gains. The last has methods in equal time, beside the
-    rival, or the reference where there is none.
+    rival, or the reference where there is none. Where runs have a share, such as an accuracy, the same rows of it
+    follow: the share after a round.
     """
     rows: list[Row] = []
+    shares = [name for name in SHARES if spread(shown.outcomes, name) is not None][-1:]
     for axis in shown.options.reference:
         panel_axes = shown.axes_without(axis)
         rivals = [shown.title(axis, value) for a, value in reversed(shown.references) if a == axis]
-        for values, runs in shown.by(*panel_axes).items():
+        for (values, runs), measure in product(shown.by(*panel_axes).items(), ["change", *shares]):
             lines = {shown.title(axis, value): same for (value,), same in group(runs, [axis]).items()}
             several = {a: v for a, v in zip(panel_axes, values, strict=True) if len(shown.experiment.axes[a]) > 1}
-            named = shown.titles([*several], several.values())
-            rows += [{**named, **_span_row(lines, rivals, start, end)} for start, end in _spans(lines)]
+            named: Row = {**shown.titles([*several], several.values())}
+            if shares:
+                named["measure"] = MEASURES[measure].title
+            rows += [{**named, **_span_row(lines, rivals, measure, *span)} for span in _spans(lines, measure)]
             if axis == "method" and rivals[0] in lines:
-                rows.append({**named, **_time_row(lines, rivals[0])})
+                rows.append({**named, **_time_row(lines, rivals[0], measure)})
     note = "Changes of held-out loss, mean ± standard error over seeds; a difference is paired by seed."
+    if shares:
+        note += " Of a share, itself after a round and its change between two; differences in points."
     if "method" in shown.options.reference:
         note += (
-            " In the time of another: the loss at the last look within the time of its run of the same seed, which may "
-            "be much earlier; –: a seed had no look by then."
+            " In the time of another: at the last look within the time of its run of the same seed, which may be much "
+            "earlier; –: a seed had no look by then."
         )
     return ResultTable(rows, (note,)) if rows else None
 
 
-def _evaluated(runs: Sequence[RunOutcome]) -> set[int]:
-    """The numbers of finished rounds after which all these runs were evaluated."""
-    return set.intersection(*({*run.loss} for run in runs))
+def _evaluated(runs: Sequence[RunOutcome], measure: str) -> set[int]:
+    """The numbers of finished rounds after which all these runs have a measure."""
+    return set.intersection(*({*MEASURES[measure].series(run)} for run in runs))
 
 
-def _spans(lines: Mapping[str, Sequence[RunOutcome]]) -> list[tuple[int, int]]:
+def _spans(lines: Mapping[str, Sequence[RunOutcome]], measure: str) -> list[tuple[int, int]]:
     """From the base model to each round that several lines evaluated, and the second half of those that all did."""
-    evaluated = [_evaluated(runs) for runs in lines.values()]
+    evaluated = [_evaluated(runs, measure) for runs in lines.values()]
     several = sorted(done for done, count in Counter(chain(*evaluated)).items() if done and count > 1)
     common = sorted(set.intersection(*evaluated) - {0})
     half = [(common[len(common) // 2 - 1], common[-1])] if len(common) > 1 else []
     return [*((0, done) for done in several), *half]
 
 
-def _span_row(lines: Mapping[str, Sequence[RunOutcome]], rivals: Sequence[str], start: int, end: int) -> Row:
-    """Each line's change of loss between two rounds, and what it is less than the rivals'."""
-    changes = {
-        title: {run.seed: run.loss[end] - run.loss[start] for run in runs}
+def _span_row(
+    lines: Mapping[str, Sequence[RunOutcome]], rivals: Sequence[str], measure: str, start: int, end: int
+) -> Row:
+    """Each line's measure after a round, or its change since an earlier one, and what it is less than the rivals'."""
+    at = MEASURES[measure].at
+    numbers = {
+        title: {run.seed: at(run, end) - (at(run, start) if start else 0) for run in runs}
         for title, runs in lines.items()
-        if {start, end} <= _evaluated(runs)
+        if {start, end} <= _evaluated(runs, measure)
     }
     row: Row = {"rounds": f"{start} to {end}" if start else end}
-    row |= {title: _signed([*mine.values()]) for title, mine in changes.items()}
-    for rival in (title for title in rivals if title in changes):
-        theirs = changes[rival]
+    row |= {title: _mean(measure, [*mine.values()], start == 0) for title, mine in numbers.items()}
+    for rival in (title for title in rivals if title in numbers):
+        theirs = numbers[rival]
         row |= {
-            f"{title} minus {rival}": _signed([mine[seed] - theirs[seed] for seed in mine if seed in theirs])
-            for title, mine in changes.items()
+            f"{title} minus {rival}": _mean(measure, [mine[seed] - theirs[seed] for seed in mine if seed in theirs])
+            for title, mine in numbers.items()
             if title != rival and f"{rival} minus {title}" not in row
         }
     return row
 
 
-def _time_row(lines: Mapping[str, Sequence[RunOutcome]], rival: str) -> Row:
-    """Each line's change of loss at its last look within the rival's time, and what it is less than the rival's.
+def _time_row(lines: Mapping[str, Sequence[RunOutcome]], rival: str, measure: str) -> Row:
+    """Each line's measure at its last look within the rival's time, and what it is less than the rival's last.
 
     A line has none where one of its runs was not looked at by then.
     """
+    kind = MEASURES[measure]
     row: Row = {"rounds": f"in the time of {rival}"}
     for title, runs in lines.items():
         looks = [(run, run.within(other.seconds), other) for run, other in _same_seed(runs, lines[rival])]
-        if all(done for _, done, _ in looks):
-            row[title] = _signed([run.change(done) for run, done, _ in looks])
+        if all(done and done in kind.series(run) for run, done, _ in looks):
+            row[title] = _mean(measure, [kind.at(run, done) for run, done, _ in looks], True)
             if title != rival:
-                row[f"{title} minus {rival}"] = _signed([run.change(done) - o.last_change for run, done, o in looks])
+                less = [kind.at(run, done) - kind.at(other, other.rounds) for run, done, other in looks]
+                row[f"{title} minus {rival}"] = _mean(measure, less)
     return row
+
+
+def _mean(measure: str, values: Sequence[float], of_share: bool = False) -> str | None:
+    """Mean and standard error as text; without a sign where it is a share itself, no change or difference."""
+    text = _signed(values, 3 if MEASURES[measure].change else 1)
+    return text.removeprefix("+") if text and of_share and not MEASURES[measure].change else text
 
 
 def along_axis(shown: Comparison) -> ResultTable:
