@@ -17,7 +17,7 @@ from fedkseed.errors import FedKSeedError
 from fedkseed.paper import dry_run, experiments, tiny_model
 from fedkseed.paper.byte_counts import DATAJUICER, LLAMA
 from fedkseed.paper.dry_run import estimate
-from fedkseed.paper.experiments import SCALES, fingerprint, load, merge, nested, options_of
+from fedkseed.paper.experiments import SCALES, Experiment, fingerprint, load, merge, nested, options_of
 from fedkseed.paper.microbenchmarks import MEASURED
 from fedkseed.paper.outputs import OUTPUTS
 from fedkseed.paper.reproduce import Reproduction, make_jobs
@@ -224,12 +224,25 @@ def held_out_rows(sources) -> Callable[[Recipe], dict[str, set[Example]]]:
     ("name", "scale"), [each for each in EVERY if load(*each).choice and each != ("privacy", "full")]
 )
 def test_no_row_of_a_search_is_shown_by_a_run_of_any_seed(name, scale, sources, held_out_rows, tmp_path):
-    experiment = load(name, scale)
-    choice, wanted = experiment.choice, Reproduction(experiment, tmp_path, sources)
-    trials = make_jobs(wanted, seeds=range(experiment.seeds, experiment.seeds + choice.seeds), trial_of=choice)
+    require_rows_apart(load(name, scale), load(name, scale), sources, held_out_rows, tmp_path)
+
+
+TAKERS = {  # at `stories`
+    "figure-7": "figure-6", "figure-11": "figure-6", "figure-10-active": "figure-12", "figure-10-clients": "figure-12",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_nor_by_a_run_whose_rates_are_of_another_experiments_search(name, sources, held_out_rows, tmp_path):
+    require_rows_apart(load(TAKERS[name], "stories"), load(name, "stories"), sources, held_out_rows, tmp_path)
+
+
+def require_rows_apart(searching: Experiment, shown: Experiment, sources, held_out_rows, folder) -> None:
+    choice, wanted = searching.choice, Reproduction(searching, folder, sources)
+    trials = make_jobs(wanted, seeds=range(searching.seeds, searching.seeds + choice.seeds), trial_of=choice)
     searched = set.union(*(held_out_rows(job.recipe)[VALIDATION] for job in trials))
     assert len(searched) >= 16
-    for job in make_jobs(wanted, seeds=sorted({0, experiment.seeds - 1})):
+    for job in make_jobs(Reproduction(shown, folder, sources), seeds=sorted({0, shown.seeds - 1})):
         assert not searched & held_out_rows(job.recipe)["shown"]
 
 

@@ -589,6 +589,12 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
     in_time = by_round(Comparison.of(experiment, scored)).rows[-1]
     assert (in_time["FedKSeed-Plus"], in_time["FedKSeed"]) == ("75.0 ± 0.0", "25.0 ± 0.0")
     assert in_time["FedKSeed-Plus minus FedKSeed"] == "+50.0 ± 0.0"
+    stepped = [replace(run, steps={done: (7 if run.axes["method"] == "fedkseed" else 5) * done for done in run.loss})
+               for run in scored]  # fmt: skip
+    (alike,) = (row for row in by_round(Comparison.of(rival, stepped)).rows[:5] if "client steps" in str(row["rounds"]))
+    assert alike["rounds"] == "in the client steps of FedKSeed-Plus"
+    assert (alike["FedKSeed-Plus"], alike["FedKSeed"]) == ("-3.000 ± 0.000", "-0.750 ± 0.250")  # 14 of 15 steps
+    assert alike["FedKSeed minus FedKSeed-Plus"] == "+2.250 ± 0.250"
     virtual = replace(experiment, options=experiment.options | {"clock": "virtual"})
     assert speed(Comparison.of(virtual, [*slow, *fast])).rows[1]["units of time"] == 9.0
 
@@ -609,8 +615,11 @@ def test_a_table_says_directions_type_and_steps_in_columns_where_rows_differ_and
     assert not alone.rows[0].keys() & {*SETTINGS}
     tree = experiment.methods | {"fedit": merge(experiment.methods["fedit"], {"training": {"epochs": 2}})}
     epochs = replace(experiment, methods=tree)
-    rows = summary(Comparison.of(epochs, [replace(runs[2], axes={"method": "fedit"}), runs[0]])).rows
-    assert rows[0]["client steps"] == "6 × 2 epochs"
+    counted = replace(runs[2], steps={0: 0, 1: 30, 2: 1234})  # in an older record they are not
+    rows = summary(Comparison.of(epochs, [counted, runs[0]])).rows
+    assert [row["client steps"] for row in rows] == ["1,234", f"{6 * steps[0]:,}"]
+    rows = summary(Comparison.of(epochs, [runs[2], runs[0]])).rows
+    assert [row["client steps"] for row in rows] == [None, f"{6 * steps[0]:,}"]
 
 
 def test_table_2_has_differences_to_the_rival_for_each_data_set_paired_by_seed():
@@ -628,6 +637,7 @@ def test_table_2_has_differences_to_the_rival_for_each_data_set_paired_by_seed()
     ]
     outcomes = [replace(run, axes=run.axes | {"model": "stories15M", "variant": "mid"}) for run in outcomes]
     base, mezo, it, kseed = scores(Comparison.of(experiment, outcomes)).rows
+    assert kseed.pop("seconds") == 10
     untuned = Spread(9.0, 0.0, 2)
     assert base == {"approach": "no tuning", "Dolly, α = 0.5": untuned, "Dolly, α = 5.0": untuned}
     assert kseed["Dolly, α = 0.5 minus FedIT"] == "-3.0 ± 1.0"

@@ -17,7 +17,7 @@ from ..data.split import divide, read_source
 from ..directions import FAMILIES, Pool
 from ..errors import FedKSeedError
 from ..models.sizes import Architecture
-from ..recipe.algorithms import algorithm_of, derivatives_of
+from ..recipe.algorithms import algorithm_of
 from ..recipe.schema import Recipe
 from ..run.needed_memory import GB, Rows, predict
 from ..strategies.checks import NONE
@@ -80,8 +80,7 @@ def _row(
     experiment: Experiment, planned: Planned, recipe: Recipe, sizes: Architecture, seconds: float | None, speed: float
 ) -> dict[str, Cell]:
     training, clients, algorithm = recipe.training, recipe.clients, algorithm_of(recipe.training.algorithm)
-    takes_derivatives = algorithm.pooled and algorithm.differentiates
-    work = derivatives_of(recipe) if takes_derivatives else algorithm.local_work(recipe)
+    work = algorithm.work(recipe)
     rounds, examples = training.rounds, work.epochs and _examples(experiment, planned, recipe)
     steps = work.steps if work.epochs is None else examples and work.count(examples)
     cohort = clients.cohort_of(clients.count or TASKS)

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from math import isfinite, nan
 from operator import attrgetter
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 
 from ..evaluation.statistics import BALANCED, Evaluation, named, title_of
 from ..files import write_atomically
+from ..recipe.algorithms import algorithm_of
 from ..recipe.reading import load_recipe
-from ..recipe.schema import VALIDATION
+from ..recipe.schema import VALIDATION, Recipe
 from ..run.round_metrics import METRICS, values
 from ..run.store import Store
 
@@ -66,13 +67,14 @@ class RunOutcome:
     scores: dict[str, dict[int, float]] = field(default_factory=dict)  # [evaluation] metric -> round -> mean
     commits: list[str | None] | None = None  # of the code that worked on it; None: not noted
     digests: dict[str, str] | None = None  # of directions, model and data
+    steps: dict[int, int] = field(default_factory=dict)  # of all clients so far; empty: of an older record
     once: int | None = 0  # bytes that travel once in a run, as a basis to each client; None: not known
     probabilities: list[float] | None = None  # of FedKSeed-Pro's directions at the end
     never_drawn: int | None = None  # directions
 
     @classmethod
     def read(cls, directory: Path, axes: Mapping[str, Any], seed: int) -> "RunOutcome":
-        store = Store(directory)
+        store, recipe = Store(directory), load_recipe(directory / "recipe.toml")
         means = {done: Evaluation.of(scores).means for done, scores in store.evaluations().items()}
         rounds = {done: values(report) for done, report in enumerate(store.reports(), 1)}
         metrics = _by_name(rounds, [metric.name for metric in METRICS])
@@ -90,7 +92,8 @@ class RunOutcome:
             memory=store.recall(MEMORY),
             commits=store.recall(COMMITS),
             digests=store.recall("identity"),
-            once=_sent_once(store, load_recipe(directory / "recipe.toml").directions.basis),
+            steps=_client_steps(store, recipe),
+            once=_sent_once(store, recipe.directions.basis),
             directory=directory,
             metrics=metrics,
             scores=_by_name(means, dict.fromkeys(chain(*means.values()))),
@@ -119,9 +122,10 @@ class RunOutcome:
     def last_change(self) -> float:
         return self.change(self.rounds)
 
-    def within(self, seconds: float) -> int:
-        """Number of rounds before the last evaluation within `seconds`; 0 is the base model."""
-        return max(done for done in self.loss if self.clock[done] <= seconds)
+    def within(self, limit: float, of: Mapping[int, float] | None = None) -> int:
+        """Number of rounds before the last evaluation within a number of seconds, or a limit of another series."""
+        spent = self.clock if of is None else of
+        return max(done for done in self.loss if spent[done] <= limit)
 
     def reached(self, change: float) -> float | None:
         """Seconds until the change of loss, a straight line between evaluations, first was `change`; None if never."""
@@ -131,6 +135,12 @@ class RunOutcome:
                 part = 1.0 if then <= now else (then - change) / (then - now)
                 return self.clock[before] + part * (self.clock[done] - self.clock[before])
         return None
+
+
+def _client_steps(store: Store, recipe: Recipe) -> dict[int, int]:
+    work, examples = algorithm_of(recipe.training.algorithm).work(recipe), store.recall("clients")["examples"]
+    counts = (sum(work.count(examples[client]) for client in report["clients"]) for report in store.reports())
+    return dict(enumerate(accumulate(counts, initial=0)))
 
 
 def _sent_once(store: Store, basis: str | None) -> int | None:

@@ -23,7 +23,7 @@ from .results import MEMORY, RunOutcome, csv_of
 RUNS_FILE, ROUNDS_FILE = "runs.json", "rounds.csv"
 # Fields of `RunOutcome` in runs.json, and those in rounds.csv beside the metrics, by the number of rounds.
 RUN_FIELDS = ("axes", "seed", "commits", "digests", "bytes_down", "bytes_up", "memory")
-SERIES = ("loss", "rouge", "clock", "virtual")
+SERIES = ("loss", "rouge", "clock", "virtual", "steps")
 MODEL = "a base model of digest"
 # Digests that two runs share if they share these tables of their recipes, and the seed.
 DIGESTED = {MODEL: ("model",), "data of digest": ("model", "data", "clients")}
@@ -152,7 +152,7 @@ def _read(folder: Path) -> tuple[list[tuple[str, RunOutcome]], list[tuple[str, R
 
 def _run_of(folder: Path, run: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> RunOutcome:
     def column(name: str) -> dict[int, float]:
-        numbers = {int(row["done"]): row[name] for row in rows if row[name]}
+        numbers = {int(row["done"]): row[name] for row in rows if row.get(name)}  # older records lack some
         # a count stays one, so that it is written as it was read
         return {done: int(text) if text.isdigit() else float(text) for done, text in numbers.items()}
 

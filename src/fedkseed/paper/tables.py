@@ -1,10 +1,11 @@
 """Finished runs with the options to show them, and their tables: one function for each kind."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, pairwise, product
+from itertools import accumulate, chain, pairwise, product
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -62,6 +63,20 @@ class Comparison:
         if options.clock == "virtual":
             outcomes = [replace(outcome, clock=outcome.virtual) for outcome in outcomes]
         return cls(experiment, options, outcomes)
+
+    def client_steps(self, run: RunOutcome) -> Mapping[int, int]:
+        """Local steps of all clients by finished rounds; empty for an older record of a run by epochs."""
+        work, clients = self._local_work(run.axes), run.metrics.get("clients", {})
+        if run.steps or work.get("epochs"):
+            return run.steps
+        return {0: 0} | dict(zip(clients, accumulate(int(n) * work["steps"] for n in clients.values()), strict=True))
+
+    def _local_work(self, axes: Tree) -> Tree:
+        """The table of a recipe that says the local steps of its clients."""
+        table = self.experiment.table(axes)
+        algorithm = algorithm_of(table["training"]["algorithm"])
+        derives = algorithm.pooled and algorithm.differentiates
+        return table["training"] | (table.get("derivatives", {}) if derives else {})
 
     def axes_without(self, *axes: str) -> list[str]:
         """The axes of the experiment without those named, and without the one whose best value was searched."""
@@ -126,7 +141,7 @@ def summary(shown: Comparison) -> ResultTable:
 def _with_settings_apart(rows: Sequence[Row]) -> tuple[list[Row], str]:
     """The rows without those settings that all of them share, and a sentence that says these."""
     found = {name: {row[name] for row in rows if name in row} for name in SETTINGS}
-    alike = {name: values.pop() for name, values in found.items() if len(values) == 1}
+    alike = {name: values.pop() for name, values in found.items() if len(values) == 1 and None not in values}
     sentence = f"Of all rows: {'; '.join(f'{name} {value}' for name, value in alike.items())}." if alike else ""
     return [{name: cell for name, cell in row.items() if name not in alike} for row in rows], sentence
 
@@ -134,12 +149,10 @@ def _with_settings_apart(rows: Sequence[Row]) -> tuple[list[Row], str]:
 def _settings(shown: Comparison, runs: Sequence[RunOutcome]) -> Row:
     """Settings of runs that a comparison needs: directions, the model's type, steps of all clients in a run."""
     table = shown.experiment.table(runs[0].axes)
-    training, algorithm = table["training"], algorithm_of(table["training"]["algorithm"])
-    directions, derives = table.get("directions", {}), algorithm.pooled and algorithm.differentiates
+    algorithm, directions = algorithm_of(table["training"]["algorithm"]), table.get("directions", {})
     family = "none" if algorithm.backpropagates and not algorithm.pooled else directions.get("family", "hadamard")
-    work = training | (table.get("derivatives", {}) if derives else {})
-    visits = round(fmean(sum(run.metrics.get("clients", {}).values()) for run in runs))
-    steps = f"{visits:,} × {work['epochs']:g} epochs" if work.get("epochs") else f"{visits * work['steps']:,}"
+    counts = [max(shown.client_steps(run).values(), default=None) for run in runs]
+    steps = None if None in counts else f"{round(fmean(n for n in counts if n is not None)):,}"
     return dict(zip(SETTINGS, (family, table.get("model", {}).get("dtype", "float32"), steps), strict=True))
 
 
@@ -154,8 +167,12 @@ def _summary_row(shown: Comparison, axes: dict[str, Any], runs: Sequence[RunOutc
         "Rouge-L before": spread(runs, "rouge", 0), "Rouge-L after": spread(runs, "rouge"),
         **{f"{MEASURES[name].title} before": spread(runs, name, 0) for name in SHARES},
         **{f"{MEASURES[name].title} after": spread(runs, name) for name in SHARES}, **_traffic(runs),
-        "seconds": round(fmean(run.seconds for run in runs)),
+        "seconds": _seconds(runs),
     }  # fmt: skip
+
+
+def _seconds(runs: Sequence[RunOutcome]) -> int:
+    return round(fmean(run.seconds for run in runs))
 
 
 def _rates(experiment: Experiment, axes: dict[str, Any]) -> Row:
@@ -195,9 +212,9 @@ def by_round(shown: Comparison) -> ResultTable | None:
     """A table of changes of loss after each round that several lines evaluated; None without a reference.
 
     Beside them stand differences to the reference and the rival. A further row has the changes from the middle one to
-    the last of the rounds that all evaluated: what a second half gains. The last has methods in equal time, beside the
-    rival, or the reference where there is none. Where runs have a share, such as an accuracy, the same rows of it
-    follow: the share after a round.
+    the last of the rounds that all evaluated: what a second half gains. The last have methods in equal time, and after
+    as many client steps where these differ, beside the rival, or the reference where there is none. Where runs have a
+    share, such as an accuracy, the same rows of it follow: the share after a round.
     """
     rows: list[Row] = []
     shares = [name for name in SHARES if spread(shown.outcomes, name) is not None][-1:]
@@ -212,14 +229,14 @@ def by_round(shown: Comparison) -> ResultTable | None:
                 named["measure"] = MEASURES[measure].title
             rows += [{**named, **_span_row(lines, rivals, measure, *span)} for span in _spans(lines, measure)]
             if axis == "method" and rivals[0] in lines:
-                rows.append({**named, **_time_row(lines, rivals[0], measure)})
+                rows += [{**named, **row} for row in _alike_rows(shown, lines, rivals[0], measure)]
     note = "Changes of held-out loss, mean ± standard error over seeds; a difference is paired by seed."
     if shares:
         note += " Of a share, itself after a round and its change between two; differences in points."
     if "method" in shown.options.reference:
         note += (
-            " In the time of another: at the last look within the time of its run of the same seed, which may be much "
-            "earlier; –: a seed had no look by then."
+            " In the time or steps of another: at the last look within those of its run of the same seed, which may be "
+            "much earlier; –: a seed had no look by then."
         )
     return ResultTable(rows, (note,)) if rows else None
 
@@ -260,15 +277,32 @@ def _span_row(
     return row
 
 
-def _time_row(lines: Mapping[str, Sequence[RunOutcome]], rival: str, measure: str) -> Row:
-    """Each line's measure at its last look within the rival's time, and what it is less than the rival's last.
+def _alike_rows(
+    shown: Comparison, lines: Mapping[str, Sequence[RunOutcome]], rival: str, measure: str
+) -> Iterator[Row]:
+    """Each line's measure in the rival's time, and after as many steps of all clients as the rival's, if these differ.
 
-    A line has none where one of its runs was not looked at by then.
+    It is the one at the last look by then; beside it stands what it is less than the rival's last. A line has none
+    where one of its runs was not looked at by then.
     """
+    pairs = {title: _same_seed(runs, lines[rival]) for title, runs in lines.items()}
+    totals = [[max(shown.client_steps(run).values(), default=None) for run in pair] for pair in chain(*pairs.values())]
+    yield _alike_row(pairs, rival, measure, "time", attrgetter("clock"))
+    if any(mine != theirs for mine, theirs in totals) and None not in chain(*totals):
+        yield _alike_row(pairs, rival, measure, "client steps", shown.client_steps)
+
+
+def _alike_row(
+    pairs: Mapping[str, Sequence[tuple[RunOutcome, RunOutcome]]],
+    rival: str,
+    measure: str,
+    what: str,
+    spent: Callable[[RunOutcome], Mapping[int, float]],
+) -> Row:
     kind = MEASURES[measure]
-    row: Row = {"rounds": f"in the time of {rival}"}
-    for title, runs in lines.items():
-        looks = [(run, run.within(other.seconds), other) for run, other in _same_seed(runs, lines[rival])]
+    row: Row = {"rounds": f"in the {what} of {rival}"}
+    for title, runs in pairs.items():
+        looks = [(run, run.within(spent(other)[other.rounds], spent(run)), other) for run, other in runs]
         if all(done and done in kind.series(run) for run, done, _ in looks):
             row[title] = _mean(measure, [kind.at(run, done) for run, done, _ in looks], True)
             if title != rival:
@@ -361,9 +395,9 @@ def scores(shown: Comparison) -> ResultTable:
             for axis, value in shown.references:
                 others, name = cells.get((value, *values), []), f"{columns[values]} minus {shown.title(axis, value)}"
                 row[name] = None if method == value else _paired(same, others, "rouge")
-        rows.append(row)
+        rows.append(row | {"seconds": _seconds(runs)})
     paired = "A difference is paired by seed; after its ±: the standard error." if shown.references else ""
-    note = "Rouge-L (%) after the last round, mean ± standard deviation over seeds."
+    note = "Rouge-L (%) after the last round, mean ± standard deviation over seeds. Seconds: of training a run."
     rows, of_all = _with_settings_apart(rows)
     return ResultTable(rows, (note, of_all, paired, shown.experiment.note))
 
@@ -373,7 +407,13 @@ def marginal(shown: Comparison) -> ResultTable:
     axes = shown.axes_without(shown.options.x)
     runs = shown.by(*axes)
     rows: list[Row] = [
-        {**shown.titles(axes, values), **_settings(shown, runs[values]), "range of K": reach, "gain a seed": gain}
+        {
+            **shown.titles(axes, values),
+            **_settings(shown, runs[values]),
+            "range of K": reach,
+            "gain a seed": gain,
+            "seconds": _seconds(runs[values]),
+        }
         for values, ranges in gains(shown).items()
         for reach, gain in ranges.items()
     ]
@@ -408,7 +448,7 @@ def probabilities(shown: Comparison) -> ResultTable:
         row |= {f"{name}, times 1/K": float(value * p.size) for name, value in named.items()}
         tenth = float(np.sort(p)[-max(1, p.size // 10) :].sum())
         row |= {"most over least": float(p.max() / p.min()), "share of the likeliest tenth": tenth}
-        rows.append(row | {"never drawn": run.never_drawn})
+        rows.append(row | {"never drawn": run.never_drawn, "seconds": round(run.seconds)})
     rows, of_all = _with_settings_apart(rows)
     return ResultTable(rows, (of_all, shown.experiment.note))
 

@@ -107,6 +107,10 @@ class Algorithm:
         same = training.model_dump(include={"rounds", "steps", "batch_size", "eps", "schedule", "probes"})
         return LocalWork(steps_of=kind, epochs=epochs, lr=training.lr or self.lr, clip=clip, **same)
 
+    def work(self, recipe: Recipe) -> LocalWork:
+        """The local steps of a recipe's clients; in a mixed federation, of those that take derivatives in R^K."""
+        return derivatives_of(recipe) if self.pooled and self.differentiates else self.local_work(recipe)
+
     def make(
         self,
         recipe: Recipe,
