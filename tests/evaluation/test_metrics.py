@@ -17,7 +17,7 @@ from transformers import Lfm2Config, MambaConfig, MistralConfig
 from fedkseed import FedKSeedError, load_recipe, resume
 from fedkseed.data.batches import Encoded, collate
 from fedkseed.data.federated import own_held_out, share_out
-from fedkseed.data.held_out import MOST_OPTIONS
+from fedkseed.data.layouts import MOST_LABELS
 from fedkseed.data.sources import Example
 from fedkseed.data.wording import Wording
 from fedkseed.evaluation.evaluate import evaluate, respond
@@ -336,7 +336,7 @@ def test_a_server_has_the_options_of_its_own_rows(tmp_path, decided, data_file, 
     assert sets == {}
 
 
-@pytest.mark.parametrize(("count", "fits"), [(1, False), (2, True), (MOST_OPTIONS, True), (MOST_OPTIONS + 1, False)])
+@pytest.mark.parametrize(("count", "fits"), [(1, False), (2, True), (MOST_LABELS, True), (MOST_LABELS + 1, False)])
 def test_a_category_with_too_few_or_too_many_responses_is_refused(count, fits, tmp_path, decided, tokenizer):
     rows = [{"instruction": f"number {k}", "response": f"label {k % count}", "category": "n"} for k in range(80)]
     recipe = recipe_of(tmp_path, decided, write(tmp_path / "rows.jsonl", rows))

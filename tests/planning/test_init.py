@@ -82,7 +82,7 @@ def test_labels_columns_and_a_folder_are_seen(model_folder, tmp_path):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_each_algorithm_has_a_recipe_without_a_setting_that_it_would_ignore(tmp_path, algorithm):
-    data = DataSummary("rows", {}, rows=600, categories={}, labels=2, tokens=(10, 20, 30), files=3)
+    data = DataSummary("rows", {}, rows=600, categories={}, labels=2, longest_label=5, tokens=(10, 20, 30), files=3)
     (tmp_path / "r.toml").write_text(draft(data, "model", "labels", algorithm))
     recipe = own_recipe(tmp_path / "r.toml")  # refuses what would change nothing
     checked_algorithm(recipe)

@@ -78,10 +78,12 @@ class ChatTemplate:
         """The text of messages, and where each is an answer; None: no answer, not wanted, or empty before the last.
 
         Raises:
-            FedKSeedError: an answer stands elsewhere than the template asks for it, or otherwise than it is.
+            FedKSeedError: an answer stands elsewhere than the template asks for it, or otherwise than it is; or the
+                template leaves a message out.
         """
         has_marks = bool(MARKS.search(self.text))
         whole, marks = _rendered(self.tokenizer, self.text, messages, marked=has_marks)
+        self._require_all(whole, messages)
         answers = list[Answer | None]()
         for k, message in enumerate(messages):
             is_said = message["content"].strip() or k == len(messages) - 1
@@ -97,6 +99,22 @@ class ChatTemplate:
         if last and whole.startswith(self.closing, last.end):
             answers[-1] = last._replace(end=last.end + len(self.closing))
         return whole, answers
+
+    def _require_all(self, whole: str, messages: Messages) -> None:
+        """Refuse messages of which one changes nothing in what the template writes: some have no part for a role."""
+        at = 0
+        for k, message in enumerate(messages):
+            words = message["content"].strip()
+            found = whole.find(words, at)
+            at = max(at, found + len(words))
+            if found >= 0 or message["role"] == ASSISTANT:  # the place of an answer is looked for
+                continue
+            with_others = [*messages[:k], {**message, "content": f"{words} {ANSWER}"}, *messages[k + 1 :]]
+            if self.render(with_others) == whole:
+                raise FedKSeedError(
+                    f"the model's chat template leaves out message {k + 1}, {words[:40]!r} of the role "
+                    f"{message['role']}; write it into a message of another role, or {INSTEAD}"
+                )
 
     def _place(self, whole: str, messages: Messages, k: int, at: int) -> Answer:
         """The place of message `k`, an answer, in the text of all messages.

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from ..errors import FedKSeedError, needs_extra, others_border
 from .first_bytes import LOOKED_AT, TEXT, what_it_is
 from .layouts import KNOWN_NAMES, Columns, listed, names_of, needed_columns, simplified
-from .parquet import parquet_rows
+from .parquet import as_stored, parquet_rows
 from .spreadsheets import sheets_of
 from .text_encodings import REMEDY, decode, encoding_of, marked_encoding
 
@@ -43,6 +43,7 @@ LONGEST_NAMES = 1 << 14  # characters of a line in which names are looked for
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
 SPACE = re.compile(r"[ \t\r\n]*")
 SEPARATORS = ",;\t|"  # of CSV; of those that suit the first line equally well, the first
+UNQUOTED = "\t|"  # separators of files that programs often write without quoting
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)  # as Excel reads it
 WRAPPERS = "data", "train", "rows", "examples"  # keys of an object whose list has a file's rows
 # The beginning of an object in several lines, or of one with such a list.
@@ -323,11 +324,15 @@ class _Names:
 
         return max(separators, key=suits)
 
-    def rows(self, records: Iterable[tuple[str, list[str]]], remedy: str) -> Placed:
-        """The records below the names, which are the first that fit a layout, or else the first."""
+    def rows(self, records: Iterable[tuple[str, list[str]]], remedy: str, ragged: bool = False) -> Placed:
+        """The records below the names, which are the first that fit a layout, or else the first.
+
+        Args:
+            ragged: whether a record may have any number of empty fields behind those that have names.
+        """
         records = (record for record in records if any(map(str.strip, record[1])))  # empty ones are skipped
         head = list(islice(records, HEAD))
-        above, _ = self.header([names for _, names in head])
+        above, needed = self.header([names for _, names in head])
         if above:
             self.notes.append(f"{above} line{'s' * (above > 1)} above the names of columns not used")
         place, header = head[above] if head else ("", [])
@@ -339,18 +344,31 @@ class _Names:
             raise FedKSeedError(f"{self.source}, {place}: two columns have the name {twice[0]!r}; rename one")
         nameless = [k for k, name in enumerate(header) if not name]
         names = [name or f"column {k + 1}" * (len(nameless) > 1) for k, name in enumerate(header)]
-        shown = listed(header)
+        shown, header_words, repeats = listed(header), [*map(simplified, header)], 0
+        longest = max(map(len, header), default=0)
+        widths = Counter(sorted(len(record) for _, record in head[above + 1 :]))
+        # a comma in a text shifts the fields of its row alone; one at the ends of lines is in most of them
+        most = max(len(header), widths.most_common(1)[0][0]) if widths and not ragged else MAX_COLUMNS
         for place, record in chain(head[above + 1 :], records):
-            if len(record) < len(header) or any(record[len(header) :]):
-                yield (
-                    place,
-                    FedKSeedError(
-                        f"{self.source}, {place}: {len(record)} fields, and the first line names {len(header)} columns "
-                        f"({shown}); {remedy}"
-                    ),
+            fault = ""
+            if len(record) < len(header) or len(record) > most or any(record[len(header) :]):
+                fault = f"{len(record)} fields, and the first line names {len(header)} columns ({shown}); {remedy}"
+            elif len(needed) > 1 and len(record[0]) <= longest and simplified(record[0]) in header_words:
+                words = [*map(simplified, record[: len(header)])]
+                if words == header_words:
+                    repeats += 1
+                    continue
+                again = sorted(words) == sorted(header_words)
+                fault = (
+                    f"the names of the columns again, in another order than {shown}; give each table its own file"
+                    * again
                 )
+            if fault:
+                yield place, FedKSeedError(f"{self.source}, {place}: {fault}")
             else:
                 yield place, dict(zip(names, record, strict=False))
+        if repeats:
+            self.notes.append(f"{repeats:,} line{'s' * (repeats > 1)} with the names of the columns again not used")
 
     def header(self, head: Sequence[Sequence[str]]) -> tuple[int, tuple[str, ...]]:
         """The index of the row with the columns' names, and the columns that its layout needs.
@@ -377,19 +395,42 @@ def _separated_values(unpacked: _Unpacked, separators: str, table: _Names) -> Pl
             break
     separator = table.separator(head or [""], separators)
     limit_before = csv.field_size_limit((HEAD + 1) * MAX_LINE)  # the process's: 131,072 by default, less than a text
-    reader, number = csv.reader(chain(head, lines), delimiter=separator, strict=True), before
+    of_record, number = list[str](), before  # the lines of the record that is read
+
+    def kept(lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            of_record.append(line)
+            yield line
+
+    reader = csv.reader(kept(chain(head, lines)), delimiter=separator, strict=True)
 
     def records() -> Iterator[tuple[str, list[str]]]:
         nonlocal number
+        fields = 0
         for record in reader:
+            fields = max(fields, len(record))
+            if separator in UNQUOTED and len(of_record) > 1 and {*map(fields_of, of_record)} == {fields}:
+                raise csv.Error(
+                    f"a quote joins {len(of_record):,} lines of {fields} fields each, as where quotes are no marks of "
+                    "fields but part of the text"
+                )
+            of_record.clear()
             unpacked.row_bytes, place, number = 0, f"line {number + 1}", before + reader.line_num
             yield place, record
+
+    def fields_of(line: str) -> int:
+        return line.count(separator) + 1
 
     try:
         yield from table.rows(records(), f"put fields with {separator!r}, quotes or line breaks into quotes")
     except csv.Error as error:
+        plain = (
+            "; of a file without quoting, pandas.read_csv(FILE, sep=SEPARATOR, quoting=3).to_csv(NEW, index=False) "
+            "makes one with it"
+        )
         raise FedKSeedError(
             f"{unpacked.place(number + 1)}: not valid CSV ({error}); mend its quotes and end"
+            + plain * (separator in UNQUOTED)
         ) from error
     finally:
         csv.field_size_limit(limit_before)
@@ -414,7 +455,9 @@ def _sheets(path: Path, table: _Names) -> Placed:
             table.notes.append(f"{hidden}sheet {sheet.name!r} not used ({count:,} row{'s' * (count > 1)})")
     for sheet in used:
         within = f"sheet {sheet.name!r}, " if len(shown) > 1 else ""
-        yield from table.rows(((f"{within}row {k}", row) for k, row in enumerate(sheet.rows, 1)), "name the others")
+        yield from table.rows(
+            ((f"{within}row {k}", row) for k, row in enumerate(sheet.rows, 1)), "name the others", True
+        )
 
 
 def _parquet(path: Path) -> Placed:
@@ -450,8 +493,6 @@ def _table(source: str, kind: str) -> Placed:
                 f"{source}: a file has at most {MAX_ROWS:,} rows of {MAX_BYTES:,} bytes in all, it has "
                 f"{table.num_rows:,} of {table.data.nbytes:,}; share it out over several"
             )
-        labels = {name: of for name, of in table.features.items() if isinstance(of, datasets.ClassLabel)}
+        write = as_stored(table.features)
         for number, row in enumerate(map(dict, table), 1):
-            for name, names in labels.items():  # stored as numbers, and -1 where there is none
-                row[name] = None if row[name] in (None, -1) else names.int2str(row[name])
-            yield f"row {number}", row
+            yield f"row {number}", write(row)

@@ -11,12 +11,11 @@ from ..randomness import Purpose, generator
 from ..recipe.schema import HELD_OUT, VALIDATION, EvaluationTable, HeldOutSetTable, Recipe
 from .batches import Encoded
 from .encoder import Encoder, context_of
-from .layouts import Example
+from .layouts import MOST_LABELS, Example, alike_in_form
 from .split import OwnedRow, Row, read_files, rows_of
 from .wording import answer_tokens
 
 FEWEST = 10  # rows that say whether a model is better: two standard errors of fewer say little
-MOST_OPTIONS = 32  # different responses of a category: more are hardly labels, and a choice reads all of them
 DEFAULT_EXAMPLES = EvaluationTable.model_fields["examples"].default
 Drawn = TypeVar("Drawn")
 Note: TypeAlias = Callable[[str], None]  # shows a line to whoever watches
@@ -221,11 +220,16 @@ def options_of(evaluated: Sequence[Encoded], rows: Iterable[Example], recipe: Re
     if len(options) > 1 and all(len(responses) == 1 for responses in options.values()):  # the label is the category
         options = dict.fromkeys(options, set[str]().union(*options.values()))
     for category, responses in options.items():
-        if not 2 <= len(responses) <= MOST_OPTIONS:
+        if alike := alike_in_form(responses):
+            raise FedKSeedError(
+                f"[evaluation] metrics: 'choice' is made among different responses, and {alike[0]!r} and {alike[1]!r} "
+                "differ by case, space or form of Unicode alone; make them one in all files"
+            )
+        if not 2 <= len(responses) <= MOST_LABELS:
             where = f"the category {category!r} has" if category else "rows without a category have"
             raise FedKSeedError(
                 f"[evaluation] metrics: 'choice' is made among the different responses of a category, 2 to "
-                f"{MOST_OPTIONS} of them; {where} {len(responses):,}. Give each classification task a category of its "
+                f"{MOST_LABELS} of them; {where} {len(responses):,}. Give each classification task a category of its "
                 "own ([data] columns names its field) and hold out rows of these, or leave 'choice' out"
             )
     return {category: sorted(responses) for category, responses in options.items()}

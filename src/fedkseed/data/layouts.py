@@ -29,6 +29,14 @@ ROLES = {  # the formats' names in small letters -> those of chat templates
 }
 # Keys of messages that say whether the loss counts them, and columns that say it of a whole row.
 FLAGS = ("weight", "train", "training", "trainable", "loss")
+# Truth values as spreadsheets in five languages write them, and further words for yes and no.
+TRUTHS = {
+    **dict.fromkeys(("true", "wahr", "vrai", "verdadero", "vero"), True),
+    **dict.fromkeys(("false", "falsch", "faux", "falso"), False),
+}
+YES_OR_NO = TRUTHS | {
+    **dict.fromkeys(("yes", "ja", "oui", "sí", "si", "sì"), True), **dict.fromkeys(("no", "nein", "non"), False),
+}  # fmt: skip
 # Columns and keys of messages that change what is to be learned, and are not read -> what to do.
 MEDIA = dict.fromkeys(
     ("image", "images", "audio", "audios", "video", "videos"),
@@ -151,7 +159,8 @@ class RowLayout:
         if "text" in self.columns:
             self._count(row, extras, where, counts)
             return Example("", "" if counts[SKIPPED] else text_of("text"), category=category, plain=True)
-        system = text(row[extras.pop("system")], where, "system") if "system" in extras else ""
+        of_system = extras.pop("system", None) or extras.pop("system_prompt", None)
+        system = text(row[of_system], where, of_system) if of_system else ""
         if "messages" in self.columns:
             mask = row[extras.pop("loss_mask")] if "loss_mask" in extras else None
             if "mask" in extras and ROLES.get(str(row[extras["mask"]]).casefold()) == USER:
@@ -185,9 +194,9 @@ class RowLayout:
                 counts[SKIPPED] |= not flag
             elif unread:
                 raise FedKSeedError(f"{where}: {UNREAD_COLUMNS[name]} (column {column})")
-            elif cell is False and (
-                name == "kto_tag" or (name == "label" and self.name in ("prompt-completion", "chat"))
-            ):
+            elif name in ("kto_tag", "label") and said(cell, TRUTHS) is False and (
+                name == "kto_tag" or self.name in ("prompt-completion", *CONVERSATIONS)
+            ):  # fmt: skip
                 raise FedKSeedError(f"{where}: {UNWANTED} (column {column})")
             else:
                 counts[column.strip() or "a column without a name"] += 1
@@ -232,6 +241,14 @@ def text(value: Any, where: str, name: str) -> str:
     return value
 
 
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+
+
+def said(value: Any, words: Mapping[str, bool]) -> Any:
+    """The truth value that a word stands for; anything else as it is."""
+    return words.get(tidy(value).casefold(), value) if isinstance(value, str) else value
+
+
 def _flag(value: Any) -> bool | None:
     """Whether a flag says yes; None for anything but true, false, 0 and 1."""
     return bool(value) if isinstance(value, bool | int | float | Decimal) and value in (0, 1) else None
@@ -239,11 +256,11 @@ def _flag(value: Any) -> bool | None:
 
 def _row_flag(name: str, value: Any, where: str) -> bool | None:
     """Whether a row is learned, by a column with the name of a flag; None where it seems to say something else."""
+    value = said(value, YES_OR_NO)
     if isinstance(value, str):  # as all of CSV
-        value = {"true": True, "false": False}.get(value.strip().casefold(), value)
         with suppress(ValueError):
-            value = float(value)
-    is_number = isinstance(value, int | float | Decimal) and math.isfinite(value)
+            value = float(value.replace(",", ".") if DECIMAL_COMMA.fullmatch(value.strip()) else value)
+    is_number = isinstance(value, int) or (isinstance(value, float | Decimal) and math.isfinite(value))
     if not is_number or (name == "loss" and not isinstance(value, bool)):  # a loss that was measured
         return None
     if (flag := _flag(value)) is None:
@@ -393,7 +410,9 @@ COMMON_NAMES = {
     "category": "category kategorie categorie categoria",
 }
 COMMON = {field: frozenset(names.split()) for field, names in COMMON_NAMES.items()}
+CONTEXTS = COMMON["context"] | {"input", "passage"}  # names of a context's column beside those of the needed fields
 KNOWN_NAMES = {name for layout in LAYOUTS.values() for name in layout.columns.values()}.union(*COMMON.values())
+MOST_LABELS = 32  # different responses of a kind of task: more are hardly labels, and a choice reads all of them
 # Answers that stand for none, as `simplified`: "n/a", "k. A.", "s. d." …
 PLACEHOLDERS = {
     "na", "nv", "nan", "nil", "null", "none", "tbd", "tba", "todo", "ka", "keine", "keineangabe", "entfallt", "offen",
@@ -420,6 +439,19 @@ def listed(names: Collection[str]) -> str:
 def simplified(text: str) -> str:
     """The letters and digits of a text without accents and case, as names of COMMON are compared."""
     return "".join(filter(str.isalnum, normalize("NFKD", text.casefold())))
+
+
+def alike_in_form(responses: Iterable[str]) -> tuple[str, ...]:
+    """Two labels that differ by case, outer space or form of Unicode alone; empty where there are none."""
+    forms = dict[str, str]()
+    pair: tuple[str, ...] = ()
+    for response in responses:
+        first = forms.setdefault(normalised(response), response)
+        if len(forms) > MOST_LABELS:
+            return ()
+        if first != response and not pair:
+            pair = tuple(sorted((first, response)))
+    return pair
 
 
 def is_placeholder(answer: str) -> bool:
@@ -490,7 +522,16 @@ def fit(row: Mapping[str, Any], columns: Columns, layout: str | None, where: str
             f"{where}: the columns {listed(row)} fit the layouts {' and '.join(names)}; say which, as [data] layout "
             f"= {names[0]!r}"
         )
-    return fitting[0]
+    return _with_context(fitting[0], row, there)
+
+
+def _with_context(layout: RowLayout, row: Mapping[str, Any], there: set[str]) -> RowLayout:
+    """A layout whose context, where a file has no column of its name, is another that is known to hold one."""
+    columns = _as_written(layout.columns, row)
+    if "context" not in columns or columns["context"] in row or "context" in there:
+        return layout
+    free = [column for column in row if column not in columns.values() and simplified(column) in CONTEXTS]
+    return _renamed(layout, {"context": free[0]}) if len(free) == 1 else layout
 
 
 def _common(row: Mapping[str, Any], named: Mapping[str, str], where: str) -> list[RowLayout]:

@@ -5,9 +5,11 @@ decoded texts are counted before they are made. Layout: https://parquet.apache.o
 """
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..errors import FedKSeedError, needs_extra
 
@@ -46,15 +48,33 @@ def parquet_rows(path: str, most_rows: int, most_columns: int, room: int) -> Ite
         features = datasets.Features.from_arrow_schema(file.schema_arrow)
         if len(features) < len(file.schema_arrow):
             raise FedKSeedError(f"{path}: two columns have one name; rename one")
-        labels = {name: of for name, of in features.items() if isinstance(of, datasets.ClassLabel)}
+        write = as_stored(features)
         for batch in file.iter_batches(max(1, BATCH // max(1, len(columns)))):
             room -= sum(map(_decoded, batch.columns))
             if room < 0:
                 raise FedKSeedError(f"{path} decodes to far more bytes than it has; is it a data file?")
-            for row in batch.to_pylist():
-                for name, names in labels.items():  # -1 where there is none
-                    row[name] = None if row[name] in (None, -1) else names.int2str(row[name])
-                yield row
+            yield from map(write, batch.to_pylist())
+
+
+def as_stored(features: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A function that gives rows the names of their classes, and short floats as few digits as tell them apart.
+
+    A class is stored as a number, -1 where there is none; 1.2 as a float32 is 1.2000000476837158 as a float64.
+    """
+    import datasets
+
+    labels = {name: of for name, of in features.items() if isinstance(of, datasets.ClassLabel)}
+    types: dict[str, Any] = {"float32": np.float32, "float16": np.float16}
+    short = {name: types[dtype] for name, of in features.items() if (dtype := getattr(of, "dtype", "")) in types}
+
+    def write(row: dict[str, Any]) -> dict[str, Any]:
+        for name, names in labels.items():
+            row[name] = None if row[name] in (None, -1) else names.int2str(row[name])
+        for name, kind in short.items():
+            row[name] = row[name] if row[name] is None else float(str(kind(row[name])))
+        return row
+
+    return write
 
 
 def _decoded(array: Any) -> int:

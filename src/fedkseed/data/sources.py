@@ -19,6 +19,7 @@ from .layouts import (
     Columns,
     Example,
     RowLayout,
+    alike_in_form,
     fit,
     is_placeholder,
     names_of,
@@ -89,6 +90,7 @@ def remarks(files: Sequence[DataFile], *more: str) -> str:
         unused[NAMES_SHOWN:] = [f"and {len(unused) - NAMES_SHOWN:,} more"]
     clients = sorted({client for file in files for client in file.clients}, key=lambda name: (name.casefold(), name))
     alike = [pair for pair in pairwise(clients) if len(set(map(str.casefold, pair))) == 1]
+    labels = alike_in_form(example.response for file in files for example in file.examples if not example.plain)
     words = (
         *notes,
         f"{empty:,} without a response left out" if empty else "",
@@ -99,6 +101,7 @@ def remarks(files: Sequence[DataFile], *more: str) -> str:
         f"{after:,} {AFTER} left out" if after else "",
         f"not used: {', '.join(unused)}" if unused else "",
         f"the clients {alike[0][0]!r} and {alike[0][1]!r} differ by case alone" if alike else "",
+        f"the responses {labels[0]!r} and {labels[1]!r} differ by case, space or form alone" if labels else "",
         f"{len(faults):,} faulty row{'s' * (len(faults) != 1)} left out: {faults[0]}" if faults else "",
     )
     return f"; {', '.join(filter(None, words))}" if any(words) else ""

@@ -17,8 +17,8 @@ import tomlkit
 from ..data.encoder import MAX_TOKENS, Encoder, context_of
 from ..data.federated import ClientShares, share_out
 from ..data.file_formats import open_rows
-from ..data.held_out import FEWEST, MOST_OPTIONS
-from ..data.layouts import CONVERSATIONS, LAYOUTS, Columns, names_of, normalised
+from ..data.held_out import FEWEST
+from ..data.layouts import CONVERSATIONS, LAYOUTS, MOST_LABELS, Columns, names_of, normalised
 from ..data.sources import DataFile, Reader, counted, doubt_of, require_columns
 from ..data.split import DEFAULT_CATEGORY, is_folder, rows_of
 from ..errors import FedKSeedError
@@ -72,6 +72,7 @@ class DataSummary:
     rows: int
     categories: dict[str, int]  # name -> rows; empty where rows have none
     labels: int  # different responses
+    longest_label: int  # in bytes, which are at least as many as tokens
     tokens: tuple[int, int, int]  # of an example: the median, the 95th percentile, the most
     files: int | None  # of a folder, one a client; None for one file
     owners: tuple[str, int] | None = None  # a column whose values may be clients, and their number
@@ -85,7 +86,7 @@ class DataSummary:
     @property
     def task(self) -> str:
         """The kind of task: labels where few responses come again and again."""
-        return "labels" if 2 <= self.labels <= min(MOST_OPTIONS, self.rows // 4) else "answers"
+        return "labels" if 2 <= self.labels <= min(MOST_LABELS, self.rows // 4) else "answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,7 @@ def summary(source: str, columns: Columns, tokenizer: Any, algorithm: str = "fed
         rows=len(rows),
         categories=dict(Counter(row.category for row in rows if row.category).most_common()),
         labels=len({row.response for row in rows}),
+        longest_label=max(len(row.response.encode()) for row in rows),
         tokens=(int(median(sizes)), long, longest),
         files=len(clients) if in_folder else None,
         owners=None if in_folder else _owner_column(source, columns),
@@ -315,7 +317,7 @@ def draft(
         lines += [
             f'metrics = ["choice", "exact match"] # {data.labels} different responses',
             f"generated = {held_out} # answers to write, for the exact match",
-            "max_new_tokens = 8",
+            f"max_new_tokens = {max(8, data.longest_label + 1)} # of an answer, with its end",
         ]
     return "\n".join(lines) + "\n"
 
