@@ -132,3 +132,102 @@ def test_a_pass_goes_on_from_round_to_round_and_takes_each_batch_once(work):
         passes = [taken[first : first + len(own)] for first in range(0, 60, len(own))]
         assert all(sorted(passed) == list(own) for passed in passes)
         assert len({tuple(passed) for passed in passes}) > 5  # of 10 or 12 that are drawn from 120 or 720 orders
+
+
+class Clipped(nn.Module):
+    """Writes to a weight as weight clipping does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 24), nn.Linear(24, 2)
+
+    def forward(self, x):
+        self.first.weight.data.clamp_(-0.05, 0.05)
+        return self.last(torch.tanh(self.first(x)))
+
+
+class Normed(Clipped):
+    def forward(self, x):
+        self.first.weight.data = nn.functional.normalize(self.first.weight.data)
+        return self.last(torch.tanh(self.first(x)))
+
+
+class Listed(Clipped):
+    """Holds a weight in a plain list."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = [self.first.weight]
+
+    def forward(self, x):
+        return self.last(torch.tanh(nn.functional.linear(x, self.weights[0], self.first.bias)))
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.t() @ x
+
+
+class OwnFunction(Clipped):
+    """Differentiates a weight by code of its own, as straight-through estimators do."""
+
+    def forward(self, x):
+        return self.last(torch.tanh(Product.apply(x, self.first.weight)))
+
+
+@pytest.mark.parametrize("steps_of", ["adam", "two points"])
+@pytest.mark.parametrize("kind", [Clipped, Listed, OwnFunction])
+def test_weights_that_a_module_uses_by_ways_of_its_own_are_tuned_as_those_in_memory(kind, steps_of, tmp_path):
+    def model():
+        torch.manual_seed(3)
+        return kind()
+
+    tuned = {}
+    for mode in ("auto", "materialized"):
+        *parties, held_out = batches()
+        own = model()
+        done = fk.tune(own, loss, parties, 2, steps=3, steps_of=steps_of, lr=1e-2, held_out=held_out, mode=mode)
+        tuned[mode] = [score["loss"] for score in done.scores]
+        with torch.no_grad():
+            left = float(loss(own, held_out[0]))
+            done.adapter.save(tmp_path / f"{mode}.safetensors")
+            again = model()
+            fk.apply(again, tmp_path / f"{mode}.safetensors")
+            assert float(loss(again, held_out[0])) == pytest.approx(left, abs=1e-5)
+    assert tuned["auto"] == pytest.approx(tuned["materialized"], abs=1e-4)
+
+
+def test_a_module_that_replaces_the_memory_of_a_weight_is_refused():
+    with pytest.raises(fk.FedKSeedError, match="would write to weights that exist only while they are used"):
+        fk.tune(Normed(), loss, batches(), 1, steps=1, lr=1e-2)
+
+
+def test_another_way_than_auto_is_refused_where_a_module_does_not_see_its_weights():
+    with pytest.raises(fk.FedKSeedError, match="take mode='materialized'"):
+        fk.tune(Listed(), loss, batches(), 1, steps=1, lr=1e-2, mode="streamed")
+
+
+class WithTable(Clipped):
+    """Makes a table when it is first needed, as rotary positions often are."""
+
+    table = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.arange(8.0) / 8
+        return self.last(torch.tanh(self.first(x * self.table)))
+
+
+@pytest.mark.parametrize("steps_of", ["adam", "two points"])
+def test_a_table_that_a_module_makes_when_it_is_needed_can_be_differentiated_later(steps_of):
+    model = WithTable()
+    fk.tune(model, loss, batches(), 1, steps=2, steps_of=steps_of, lr=1e-3, held_out=batches()[0])
+    loss(model, batches()[0][0]).backward()
+    assert model.first.weight.grad.abs().sum() > 0

@@ -105,9 +105,9 @@ class ChatTemplate:
         at = 0
         for k, message in enumerate(messages):
             words = message["content"].strip()
-            found = whole.find(words, at)
-            at = max(at, found + len(words))
-            if found >= 0 or message["role"] == ASSISTANT:  # the place of an answer is looked for
+            begin = whole.find(words, at)
+            at = max(at, begin + len(words))
+            if begin >= 0 or message["role"] == ASSISTANT:  # the place of an answer is looked for
                 continue
             with_others = [*messages[:k], {**message, "content": f"{words} {ANSWER}"}, *messages[k + 1 :]]
             if self.render(with_others) == whole:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -29,9 +30,14 @@ from ..strategy import Settings
 from ..weights.adapter import Adapter
 from ..weights.base import Pooled
 from ..weights.modes import hold
+from ..weights.streamed import Unwritten
 from ..wire.records import Run
 from .client_batches import OwnedBatch, batches_of_clients, described
 from .processes import Processes
+
+PROBED = 1 << 24  # weights: the copy that a comparison needs is 64 MiB then
+BESIDE = 1e-2  # how far from w_0 along a direction
+ALIKE = 1e-3  # relative; tiles of a product differ in rounding by 1e-6, in bfloat16 by 1e-2
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]  # of a model and a batch, a scalar; the lower the better
 
@@ -92,14 +98,63 @@ class Parties:
         try:
             model.requires_grad_(False).eval()
             self.weights: Pooled = hold(model, pool or Pool(pool_key(seed), 4096), self.patterns, mode, basis)
+            if isinstance(self.weights, Unwritten):
+                self.weights.side_by_side.guard = torch.no_grad  # as `value`
             run = Run(self.weights.pool, self.weights.base_digest)
             forward = replace(local, steps_of="two points", epochs=None) if local.backpropagates else local
             derivatives = local if local.backpropagates else None
             self.strategy = KSeed.make(Settings(run, forward, derivatives, wire=wire, server=server))
             self.adjust(local.lr, local.eps)
+            if mode != "materialized" and self.weights.layout.size <= PROBED:
+                self.weights = self._seen_by_all(mode)
         except BaseException:
             self._give_back()
             raise
+
+    def _seen_by_all(self, mode: str) -> Pooled:
+        """The way to hold the weights, or another that all of the model sees.
+
+        A module may write to its weights, hold them in a list or a closure, or differentiate them by code of its own,
+        and then knows nothing of values that are made on the way. So loss and derivatives at one point are compared
+        with those of weights in memory.
+
+        Raises:
+            FedKSeedError: they differ, and another way than `auto` was asked for.
+        """
+        numbers, pool = self._probe(self.weights), self.weights.pool
+        dense = hold(self.model, pool, self.patterns, "materialized", self.basis)
+        first, second = self._probe(dense), self._probe(dense)
+        if numbers is None or first is None or second is None or not _alike(first, second):
+            return self.weights  # an error, which steps will show, or a loss that is drawn
+        if _alike(numbers, first):
+            return self.weights
+        if mode == "auto":
+            return dense
+        raise FedKSeedError(
+            f"mode={mode!r}: {type(self.model).__name__} has a loss of {numbers[0]:.6g} or derivatives that are not those "
+            f"of weights in memory, {first[0]:.6g}: a module may write to its weights, hold them elsewhere or "
+            "differentiate them by code of its own; take mode='materialized'"
+        )
+
+    def _probe(self, weights: Pooled) -> NDArray[np.float64] | None:
+        """The loss of a batch, and where clients take them its derivatives, at a point beside w_0; None: not finite.
+
+        None, too, where the loss raises an error, which the first step then shows.
+        """
+        c, batch = np.zeros(weights.pool.size, np.float32), self.batch(0, 0)
+        c[0] = BESIDE
+        try:
+            weights.load(c)
+            if self.strategy.settings.derivatives is None:
+                numbers = np.array([self.value(batch)])
+            else:
+                loss, slope = weights.gradient(lambda: self.graph(batch))
+                numbers = np.array([loss, *slope])
+        except FedKSeedError:
+            return None
+        finally:
+            weights.restore()
+        return numbers if np.isfinite(numbers).all() else None
 
     def adjust(self, lr: float, eps: float, **changes: Any) -> None:
         """Take the steps that follow at other settings.
@@ -140,7 +195,7 @@ class Parties:
         """A batch of a client."""
         return OwnedBatch.of(self.names[client], self.batches[client], number)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # and not in inference mode: a module may keep what it makes, and be trained later
     def value(self, batch: OwnedBatch) -> float:
         """The loss of a batch as a number."""
         return float(self.graph(batch))
@@ -222,6 +277,14 @@ class Parties:
             module.training = training
         for parameter, trainable in self._trainable:
             parameter.requires_grad_(trainable)
+
+
+def _alike(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+    """Whether losses, and derivatives as a whole, are the same but for rounding."""
+    return all(
+        np.linalg.norm(a - b) <= ALIKE * max(np.linalg.norm(a), np.linalg.norm(b))
+        for a, b in zip((one[:1], one[1:]), (other[:1], other[1:]), strict=True)
+    )
 
 
 def trainable(model: nn.Module) -> list[str]:

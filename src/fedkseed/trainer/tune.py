@@ -132,7 +132,7 @@ def tune(
     return tuned
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def scored(parties: Parties, metrics: MetricFunctions, batches: Sequence[Any]) -> dict[str, float]:
     """The means over the rows of batches of the loss, and of metrics of the model."""
     from transformers.trainer_pt_utils import find_batch_size  # takes seconds to import

@@ -1,6 +1,7 @@
 """Calls of one function that run side by side in one thread: each goes on until it asks for something."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -14,9 +15,13 @@ class SideBySide:
     """Runs several calls of a function in turns, so that work they have in common is done once.
 
     The greenlets of the calls are kept for the next time: to make them takes longer than a quick loss.
+
+    Attributes:
+        guard: the context of all calls; `no_grad` where a module may keep tensors that are made in them.
     """
 
     def __init__(self) -> None:
+        self.guard: Callable[[], AbstractContextManager[None]] = torch.inference_mode
         self._calls: list[greenlet] = []
         self.caller: greenlet | None = None  # of `run`, while calls are on their way
 
@@ -40,7 +45,7 @@ class SideBySide:
         self.caller = caller
         resume: dict[int, Any] = dict.fromkeys(range(count), function)  # by call: what it is resumed with
         values: dict[int, Value] = {}
-        with torch.inference_mode():  # around all calls, also their ends: each would leave it in the others' turns
+        with self.guard():  # around all calls, also their ends: each would leave it in the others' turns
             try:
                 while resume:
                     questions: dict[int, Any] = {}
