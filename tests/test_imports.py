@@ -83,7 +83,6 @@ TESTED_IN = {
     "local.work": "test_round.py",
     "local.zeroth_order": "weights/test_in_memory.py",
     "models.checkpoint": "cases/test_exported.py",
-    "models.gguf_config": "cases/test_exported.py",
     "models.load": "models/test_quantised.py",
     "models.loss": "evaluation/test_evaluate.py",
     "models.peft_adapters": "recipe/test_algorithms.py",

@@ -18,6 +18,7 @@ from ..errors import FedKSeedError
 BIASES = {"attention_bias": "attn_q.bias", "mlp_bias": "ffn_gate.bias"}  # setting -> end of the tensors' names
 OWN_WIDTHS = ("llama", "mistral", "qwen3", "qwen3_moe")  # types whose heads have a width of their own
 FACTORS = "rope_freqs.weight"  # of the wavelengths of rotary positions, one by one
+FULL = "full_attention"  # a kind of layers
 BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of every Llama since 3.1
 
 
@@ -33,20 +34,41 @@ def gguf_config(path: Path) -> Any:
     for setting, end in BIASES.items():
         if getattr(config, setting, None) is False:
             setattr(config, setting, any(name.endswith(end) for name in tensors))
-    width = reader.fields.get(f"{architecture_of(reader)}.attention.key_length")
-    if width is not None and config.model_type in OWN_WIDTHS:
-        config.head_dim = width.contents()
+    begin = f"{architecture_of(reader)}."
+    fields = {n.removeprefix(begin): field.contents() for n, field in reader.fields.items() if n.startswith(begin)}
+    if "attention.key_length" in fields and config.model_type in OWN_WIDTHS:
+        config.head_dim = fields["attention.key_length"]
+    _set_positions(config, fields, tensors)
+    return config
+
+
+def _set_positions(config: Any, fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+    """Give a configuration the rotary positions that a file's fields and factors say.
+
+    Where kinds of layers have positions of their own, as Gemma 3's, a file has those of full attention.
+    """
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") == "default":
-        begin = f"{architecture_of(reader)}.rope.scaling."
-        fields = {n.removeprefix(begin): field.contents() for n, field in reader.fields.items() if n.startswith(begin)}
-        scaled = _by_fields(fields)
+    by_layers = any(isinstance(table, dict) for table in rope.values())
+    table = dict(rope.get(FULL, {}) if by_layers else rope)
+    if "rope_theta" not in table:
+        return
+    table["rope_theta"] = fields.get("rope.freq_base", table["rope_theta"])
+    if table.get("rope_type", "default") == "default":
+        scaling = "rope.scaling."
+        scaled = _by_fields({n.removeprefix(scaling): v for n, v in fields.items() if n.startswith(scaling)})
         if FACTORS in tensors:
             factors = dequantize(tensors[FACTORS].data, tensors[FACTORS].tensor_type)
-            scaled = _by_factors(factors.astype(np.float64), rope["rope_theta"])
-        if scaled:
-            config.rope_parameters = {**rope, **scaled}
-    return config
+            scaled = _by_factors(factors.astype(np.float64), table["rope_theta"])
+        table |= scaled
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    turned, part = fields.get("rope.dimension_count"), table.get("partial_rotary_factor", 1.0)
+    if turned is not None and turned != int(width * part) and not hasattr(config, "qk_rope_head_dim"):
+        if "partial_rotary_factor" not in table:
+            raise FedKSeedError(
+                f"its positions turn {turned} of a head's {width} numbers, here a {config.model_type}'s all"
+            )
+        table["partial_rotary_factor"] = turned / width
+    config.rope_parameters = {**rope, FULL: table} if by_layers else table
 
 
 def _by_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

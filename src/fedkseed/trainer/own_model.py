@@ -131,8 +131,8 @@ class Parties:
         if mode == "auto":
             return dense
         raise FedKSeedError(
-            f"mode={mode!r}: {type(self.model).__name__} has a loss of {numbers[0]:.6g} or derivatives that are not those "
-            f"of weights in memory, {first[0]:.6g}: a module may write to its weights, hold them elsewhere or "
+            f"mode={mode!r}: {type(self.model).__name__} has a loss of {numbers[0]:.6g} or derivatives that are not "
+            f"those of weights in memory, {first[0]:.6g}: a module may write to its weights, hold them elsewhere or "
             "differentiate them by code of its own; take mode='materialized'"
         )
 

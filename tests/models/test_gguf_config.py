@@ -1,0 +1,54 @@
+"""Fields of a GGUF file that say how positions are turned: each is used, or refused by name."""
+
+import gguf
+import pytest
+
+from fedkseed import FedKSeedError
+from fedkseed.models.gguf_config import gguf_config
+
+
+@pytest.fixture
+def config_of(tmp_path):
+    """The configuration of a file of an architecture with some fields beside the usual ones, and without tensors."""
+
+    def made(architecture, **fields):
+        writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
+        writer.add_context_length(512)
+        writer.add_embedding_length(64)
+        writer.add_block_count(6)
+        writer.add_feed_forward_length(128)
+        writer.add_head_count(4)
+        writer.add_head_count_kv(2)
+        writer.add_vocab_size(100)
+        for name, value in fields.items():
+            add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
+            add(f"{architecture}.{name.replace('__', '.')}", value)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return gguf_config(tmp_path / "model.gguf")
+
+    return made
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "starcoder2", "stablelm", "nemotron"])
+@pytest.mark.parametrize("theta", [10_000.0, 500_000.0, 1_000_000.0])
+def test_the_base_of_wavelengths_is_the_files(config_of, architecture, theta):
+    assert config_of(architecture, rope__freq_base=theta).rope_parameters["rope_theta"] == theta
+
+
+def test_scaled_positions_of_layers_of_two_kinds_are_those_of_full_attention(config_of):
+    plain = config_of("gemma3", rope__freq_base=1e6).rope_parameters
+    scaling = {"rope__scaling__type": "linear", "rope__scaling__factor": 8.0}
+    scaled = config_of("gemma3", rope__freq_base=1e6, **scaling).rope_parameters
+    assert scaled["sliding_attention"] == plain["sliding_attention"]
+    assert scaled["full_attention"] == {**plain["full_attention"], "rope_type": "linear", "factor": 8.0}
+
+
+def test_a_part_of_a_head_is_turned_where_its_kind_knows_parts_and_refused_where_not(config_of):
+    for part in (4, 8, 16):
+        assert config_of("stablelm", rope__dimension_count=part).rope_parameters["partial_rotary_factor"] == part / 16
+    assert "partial_rotary_factor" not in config_of("llama", rope__dimension_count=16).rope_parameters
+    with pytest.raises(FedKSeedError, match="its positions turn 8 of a head's 16 numbers"):
+        config_of("llama", rope__dimension_count=8, attention__key_length=16)
