@@ -193,4 +193,6 @@ def test_no_message_is_left_out_by_a_template_without_a_word(model_folder, templ
         with pytest.raises(FedKSeedError, match=f"leaves out {lost}"):
             encode(example, tokenizer, Wording("chat"))
     else:
-        assert tokenizer.decode(encode(example, tokenizer, Wording("chat")).tokens).count("room 7") == 1
+        encoded = encode(example, tokenizer, Wording("chat"))
+        assert isinstance(encoded, Encoded)
+        assert tokenizer.decode(encoded.tokens).count("room 7") == 1

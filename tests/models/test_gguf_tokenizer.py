@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from fedkseed import FedKSeedError
 from fedkseed.data.sources import read
 from fedkseed.models.gguf_tokenizer import BYTE_TOKENS, CONTRACTIONS, REST, WORDS
+from fedkseed.models.load import load_tokenizer
 from fedkseed.tuned.gguf import write_gguf
 
 from .llama_cpp import LlamaCpp
@@ -116,6 +117,19 @@ def test_pieces_are_merged_as_here_and_the_beginning_is_added(prepends, tmp_path
     there = LlamaCpp(tmp_path / "a.gguf")
     for text in [*TEXTS[:-2], *texts()[:40]]:
         assert there.tokens(text) == tokenizer(text).input_ids, text
+
+
+@pytest.mark.parametrize("prepends", [True, False])
+def test_pieces_of_a_file_cut_texts_as_llama_cpp_does_behind_special_tokens_too(prepends, tmp_path):
+    """The files of Llama 2, TinyLlama and Vicuna."""
+    tokenizer = of_pieces(prepends)
+    write_gguf(tmp_path / "a.gguf", model_for(tokenizer), tokenizer, "f16")
+    there, here = LlamaCpp(tmp_path / "a.gguf"), load_tokenizer(str(tmp_path / "a.gguf"))
+    assert (here.bos_token, here.eos_token, here.unk_token) == ("<s>", "</s>", "<unk>")
+    for text in [*TEXTS, *texts()[:40], "one</s>two", "</s><s> three </s>\nfour", "5</s></s> 6"]:
+        assert here(text).input_ids == there.tokens(text), text
+        words = here(text, add_special_tokens=False).input_ids
+        assert here.decode(words).strip(" ") == text.strip(" ") or "</s>" in text
 
 
 def test_what_llama_cpp_would_cut_otherwise_is_refused(tmp_path):

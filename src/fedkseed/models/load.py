@@ -159,7 +159,8 @@ def load_tokenizer(model: str) -> Any:
     """
     source = require_there(model)
     with _readable(f"the tokenizer of {model} can't be loaded", source):
-        tokenizer: Any = sentencepiece.load(Path(source.name)) if source.gguf_path is None else None
+        gguf_path = source.gguf_path
+        tokenizer: Any = sentencepiece.load_gguf(gguf_path) if gguf_path else sentencepiece.load(Path(source.name))
         if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(source.name, trust_remote_code=False, **source.options)
     config = _config(source, model)

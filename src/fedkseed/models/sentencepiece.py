@@ -1,4 +1,4 @@
-"""Tokenizers of Llama's kind in SentencePiece's own file alone, `tokenizer.model`, without the package of that name.
+"""Tokenizers of Llama's kind in SentencePiece's file `tokenizer.model`, or in a GGUF file, without that package.
 
 transformers 5 needs that package and a protobuf that fits it (0.2.3 refuses protobuf 6, which Flower takes), and leaves
 out the file's normalisation, so that OpenLLaMA's texts get other tokens. The numbers of fields below are those of
@@ -8,10 +8,12 @@ https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.prot
 import json
 import shutil
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from gguf import GGUFReader
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -23,7 +25,8 @@ FILE, SETTINGS = "tokenizer.model", "tokenizer_config.json"
 OTHERS = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 CLASSES = (None, "LlamaTokenizer", "LlamaTokenizerFast")  # whose tokens have the numbers of the file's pieces
 MOST, LONGEST = 1 << 23, 256  # bytes, and letters of a piece; the file of 256,000 pieces has 4 MB, spaces have 16
-NORMAL, CONTROL, USER = 1, 3, 4  # kinds of pieces
+NORMAL, CONTROL, USER, BYTE = 1, 3, 4, 6  # kinds of pieces
+ENDS = {"unk": "unknown", "bos": "bos", "eos": "eos", "pad": "padding"}  # special tokens, and their names in GGUF
 BYTE_PAIRS = 2  # kind of a model
 
 
@@ -55,35 +58,73 @@ def _backend(content: bytes, about: dict[str, Any]) -> tuple[Tokenizer, dict[str
     texts, kinds = [piece[1][-1].decode() for piece in pieces], [_last(piece, 3, NORMAL) for piece in pieces]
     if _last(trainer, 3, 1) != BYTE_PAIRS or USER in kinds or max(map(len, texts)) > LONGEST:
         raise FedKSeedError(f"{FILE} is not of Llama's kind (byte pairs, no pieces of a user's); add a tokenizer.json")
-    ranks = {  # the highest score is merged first
-        text: -struct.unpack("<f", piece[2][-1])[0]
-        for text, kind, piece in zip(texts, kinds, pieces, strict=True)
-        if kind == NORMAL
-    }
-    cuts = ((rank, text[:k], text[k:]) for text, rank in ranks.items() for k in range(1, len(text)))
-    merges = [cut[1:] for cut in sorted(cut for cut in cuts if cut[1] in ranks and cut[2] in ranks)]
+    scores = [struct.unpack("<f", piece[2][-1])[0] for piece in pieces]
     fields = {"unk_token": (40, 0), "bos_token": (41, 1), "eos_token": (42, 2)}  # −1, as unsigned: none
     special = {name: texts[n] for name, field in fields.items() if (n := _last(trainer, *field)) < len(texts)}
-    vocabulary, unknown = {text: n for n, text in enumerate(texts)}, special.get("unk_token")
-    pairs = BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=bool(_last(trainer, 35, 0)))
-    backend = Tokenizer(pairs)
+    backend = _pairs(texts, kinds, scores, special.get("unk_token"), bool(_last(trainer, 35, 0)))
     steps: list[Any] = [normalizers.Precompiled(letters) for letters in rules.get(2, ()) if letters]
     if _last(rules, 4, 1):  # spare spaces go; other white space stays
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     prefix, everywhere = bool(_last(rules, 3, 1)), about.get("legacy") is not False  # or not behind special tokens
-    steps += [normalizers.Prepend("▁")] * (prefix and everywhere)
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    _write_spaces(backend, steps, prefix, everywhere)
+    adds = {"bos_token": about.get("add_bos_token", True), "eos_token": about.get("add_eos_token", False)}
+    _add_ends(backend, *([special[name]] if adds[name] and name in special else [] for name in adds))
+    return backend, special
+
+
+def load_gguf(path: Path) -> Any | None:
+    """The tokenizer of a GGUF file with SentencePiece's pieces, as llama.cpp cuts texts; None: it is of another kind.
+
+    transformers takes no notice of `add_space_prefix`, and puts no space behind special tokens, as llama.cpp does.
+    """
+    reader, begin = GGUFReader(str(path)), "tokenizer.ggml."
+    fields = {n.removeprefix(begin): field for n, field in reader.fields.items() if n.startswith("tokenizer.")}
+
+    def field(name: str, default: Any) -> Any:
+        return fields[name].contents() if name in fields else default
+
+    if field("model", "") != "llama" or "scores" not in fields:
+        return None
+    texts, kinds = field("tokens", []), field("token_type", None)
+    kinds = kinds or [NORMAL] * len(texts)
+    numbers = {f"{name}_token": field(f"{long}_token_id", None) for name, long in ENDS.items()}
+    special = {name: texts[n] for name, n in numbers.items() if n is not None and 0 <= n < len(texts)}
+    backend = _pairs(texts, kinds, field("scores", []), special.get("unk_token"), BYTE in kinds)
+    _write_spaces(backend, [], prefix=bool(field("add_space_prefix", True)), everywhere=True)
+    adds = {"bos_token": field("add_bos_token", True), "eos_token": field("add_eos_token", False)}
+    _add_ends(backend, *([special[name]] if adds[name] and name in special else [] for name in adds))
+    templates = {"chat_template": field("tokenizer.chat_template", None)}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special, **templates)
+
+
+def _pairs(
+    texts: Sequence[str], kinds: Sequence[int], scores: Sequence[float], unknown: str | None, falls_back: bool
+) -> Tokenizer:
+    """Byte pairs of pieces, of which the one with the highest score is merged first; special ones are added tokens."""
+    ranks = {text: -score for text, kind, score in zip(texts, kinds, scores, strict=True) if kind == NORMAL}
+    cuts = ((rank, text[:k], text[k:]) for text, rank in ranks.items() for k in range(1, len(text)))
+    merges = [cut[1:] for cut in sorted(cut for cut in cuts if cut[1] in ranks and cut[2] in ranks)]
+    vocabulary = {text: n for n, text in enumerate(texts)}
+    backend = Tokenizer(BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=falls_back))
+    for special, kind in ((True, CONTROL), (False, USER)):
+        added = [AddedToken(t, normalized=False) for t, k in zip(texts, kinds, strict=True) if k == kind]
+        (backend.add_special_tokens if special else backend.add_tokens)(added)
+    return backend
+
+
+def _write_spaces(backend: Tokenizer, steps: Sequence[Any], prefix: bool, everywhere: bool) -> None:
+    """Write spaces as ▁, with one before a text; `everywhere`: before what follows a special token, too."""
+    before = [normalizers.Prepend("▁")] * (prefix and everywhere)
+    backend.normalizer = normalizers.Sequence([*steps, *before, normalizers.Replace(" ", "▁")])
     if prefix and not everywhere:
         backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first", split=False)
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence(parts + [decoders.Strip(" ", 1, 0)] * prefix)
-    controls = [AddedToken(text, normalized=False) for text, kind in zip(texts, kinds, strict=True) if kind == CONTROL]
-    backend.add_special_tokens(controls)
-    adds = {"bos_token": about.get("add_bos_token", True), "eos_token": about.get("add_eos_token", False)}
-    begin, end = ([special[name]] if adds[name] and name in special else [] for name in adds)
-    numbered = [(text, vocabulary[text]) for text in begin + end]
+
+
+def _add_ends(backend: Tokenizer, begin: Sequence[str], end: Sequence[str]) -> None:
+    numbered = [(text, backend.token_to_id(text)) for text in [*begin, *end]]
     backend.post_processor = processors.TemplateProcessing([*begin, "$A", *end], special_tokens=numbered)
-    return backend, special
 
 
 def _last(message: dict[int, list[Any]], field: int, default: int) -> int:
