@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedkseed import FedKSeedError
 from fedkseed.data.federated import share_out
 from fedkseed.models.load import load_tokenizer
 from fedkseed.planning.init import draft, summary
@@ -111,7 +112,12 @@ def test_the_limit_keeps_all_rows_or_the_comment_says_how_many_are_lost(tmp_path
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = summary(str(folder / "rows.jsonl"), {}, tokenizer)
     (folder / "r.toml").write_text(draft(data, "m", "answers", "fedkseed-backprop", clients=2))
-    shares = share_out(load_recipe(folder / "r.toml"), tokenizer)
+    try:
+        shares = share_out(load_recipe(folder / "r.toml"), tokenizer)
+    except FedKSeedError:
+        if data.too_long < len(rows) // 10:  # or else the tenth that is held out may be of too long rows alone
+            raise
+        return
     kept = [len(e.tokens) for part in (*shares.clients, shares.held_out) for e in part]
     assert len(kept) == len(rows) - data.too_long
     assert max(kept) <= data.max_tokens <= 1500

@@ -157,8 +157,11 @@ def test_init_lets_answers_be_as_long_as_the_longest_label(tmp_path, model_folde
     labels = ["transfer_not_received_by_recipient", "Kündigungsschutzverfahren"]
     rows = [["question", "answer"], *([f"What is {k}?", labels[k % 2]] for k in range(20))]
     (tmp_path / "rows.csv").write_text(csv_of(rows))
-    data = summary(str(tmp_path / "rows.csv"), {}, load_tokenizer(str(model_folder)))
-    assert (data.labels, data.longest_label) == (2, len(labels[0]))
+    tokenizer = load_tokenizer(str(model_folder))
+    data = summary(str(tmp_path / "rows.csv"), {}, tokenizer)
+    tokens = [len(tokenizer(label, add_special_tokens=False).input_ids) for label in labels]
+    assert (data.labels, data.longest_label) == (2, max(tokens))
+    assert max(tokens) > 8
 
 
 SHAPE = "[{{ m['role'] }}]{{ m['content'] }}{{ eos_token }}"

@@ -69,7 +69,7 @@ def test_every_step_of_the_way_is_walked(walked):
 def test_the_recipe_is_the_one_that_the_page_shows(walked):
     folder, _ = walked
     (shown,) = re.findall(r"^```toml\n(.*?)^```$", page(), re.DOTALL | re.MULTILINE)
-    of_its_model = "name", "template", "max_tokens", "lr"
+    of_its_model = "name", "template", "max_tokens", "lr", "max_new_tokens"
     lines = [line for line in shown.splitlines() if not line.startswith(of_its_model)]
     assert "[training]" in lines
     made = (folder / "recipe.toml").read_text().splitlines()

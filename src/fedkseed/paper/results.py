@@ -138,7 +138,9 @@ class RunOutcome:
 
 
 def _client_steps(store: Store, recipe: Recipe) -> dict[int, int]:
-    work, examples = algorithm_of(recipe.training.algorithm).work(recipe), store.recall("clients")["examples"]
+    if (clients := store.recall("clients")) is None:
+        return {}
+    work, examples = algorithm_of(recipe.training.algorithm).work(recipe), clients["examples"]
     counts = (sum(work.count(examples[client]) for client in report["clients"]) for report in store.reports())
     return dict(enumerate(accumulate(counts, initial=0)))
 

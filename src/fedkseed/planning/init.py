@@ -4,7 +4,7 @@ import datetime
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -72,7 +72,7 @@ class DataSummary:
     rows: int
     categories: dict[str, int]  # name -> rows; empty where rows have none
     labels: int  # different responses
-    longest_label: int  # in bytes, which are at least as many as tokens
+    longest_label: int  # in tokens; 0 of responses that are no labels
     tokens: tuple[int, int, int]  # of an example: the median, the 95th percentile, the most
     files: int | None  # of a folder, one a client; None for one file
     owners: tuple[str, int] | None = None  # a column whose values may be clients, and their number
@@ -149,6 +149,11 @@ def first_recipe(
     return FirstRecipe(data, text, recipe, tokenizer, share_out(recipe, tokenizer))  # refuses what a run would refuse
 
 
+def longest_of(labels: Iterable[str], tokenizer: Any) -> int:
+    """The tokens of the longest label."""
+    return max(len(tokenizer(label, add_special_tokens=False).input_ids) for label in labels)
+
+
 def summary(source: str, columns: Columns, tokenizer: Any, algorithm: str = "fedkseed-backprop") -> DataSummary:
     """Read the data and measure it; refused where it can't be read, or has fewer than ROWS_A_CLIENT rows.
 
@@ -161,7 +166,7 @@ def summary(source: str, columns: Columns, tokenizer: Any, algorithm: str = "fed
     encoder, why = _worded(read, tokenizer, algorithm)
     sizes = sorted(encoder.lengths(rows_of(read)))
     long, longest = sizes[int(0.95 * (len(sizes) - 1))], sizes[-1]
-    texts = all(row.plain for row in rows)
+    texts, labels = all(row.plain for row in rows), {row.response for row in rows}
     covered = longest if longest <= MAX_TOKENS else MAX_TOKENS if texts else max(MAX_TOKENS, long)
     limit = min(-(-covered // TOKEN_STEP) * TOKEN_STEP, context_of(encoder.recipe, tokenizer) or covered + TOKEN_STEP)
     return DataSummary(
@@ -169,8 +174,8 @@ def summary(source: str, columns: Columns, tokenizer: Any, algorithm: str = "fed
         columns=columns,
         rows=len(rows),
         categories=dict(Counter(row.category for row in rows if row.category).most_common()),
-        labels=len({row.response for row in rows}),
-        longest_label=max(len(row.response.encode()) for row in rows),
+        labels=len(labels),
+        longest_label=0 if len(labels) > MOST_LABELS else longest_of(labels, tokenizer),
         tokens=(int(median(sizes)), long, longest),
         files=len(clients) if in_folder else None,
         owners=None if in_folder else _owner_column(source, columns),
@@ -317,7 +322,7 @@ def draft(
         lines += [
             f'metrics = ["choice", "exact match"] # {data.labels} different responses',
             f"generated = {held_out} # answers to write, for the exact match",
-            f"max_new_tokens = {max(8, data.longest_label + 1)} # of an answer, with its end",
+            f"max_new_tokens = {max(8, data.longest_label + 1)}",
         ]
     return "\n".join(lines) + "\n"
 
