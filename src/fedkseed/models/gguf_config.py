@@ -60,9 +60,10 @@ def _set_positions(config: Any, fields: Mapping[str, Any], tensors: Mapping[str,
             factors = dequantize(tensors[FACTORS].data, tensors[FACTORS].tensor_type)
             scaled = _by_factors(factors.astype(np.float64), table["rope_theta"])
         table |= scaled
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    turned, part = fields.get("rope.dimension_count"), table.get("partial_rotary_factor", 1.0)
-    if turned is not None and turned != int(width * part) and not hasattr(config, "qk_rope_head_dim"):
+    heads, turned = config.num_attention_heads, fields.get("rope.dimension_count")
+    width = getattr(config, "head_dim", None) or (config.hidden_size // heads if isinstance(heads, int) else None)
+    parts_unlike = turned is not None and width and turned != int(width * table.get("partial_rotary_factor", 1.0))
+    if width and parts_unlike and not hasattr(config, "qk_rope_head_dim"):
         if "partial_rotary_factor" not in table:
             raise FedKSeedError(
                 f"its positions turn {turned} of a head's {width} numbers, here a {config.model_type}'s all"

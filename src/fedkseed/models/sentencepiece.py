@@ -8,7 +8,7 @@ https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.prot
 import json
 import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -67,8 +67,7 @@ def _backend(content: bytes, about: dict[str, Any]) -> tuple[Tokenizer, dict[str
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     prefix, everywhere = bool(_last(rules, 3, 1)), about.get("legacy") is not False  # or not behind special tokens
     _write_spaces(backend, steps, prefix, everywhere)
-    adds = {"bos_token": about.get("add_bos_token", True), "eos_token": about.get("add_eos_token", False)}
-    _add_ends(backend, *([special[name]] if adds[name] and name in special else [] for name in adds))
+    _add_ends(backend, special, about.get("add_bos_token", True), about.get("add_eos_token", False))
     return backend, special
 
 
@@ -91,8 +90,7 @@ def load_gguf(path: Path) -> Any | None:
     special = {name: texts[n] for name, n in numbers.items() if n is not None and 0 <= n < len(texts)}
     backend = _pairs(texts, kinds, field("scores", []), special.get("unk_token"), BYTE in kinds)
     _write_spaces(backend, [], prefix=bool(field("add_space_prefix", True)), everywhere=True)
-    adds = {"bos_token": field("add_bos_token", True), "eos_token": field("add_eos_token", False)}
-    _add_ends(backend, *([special[name]] if adds[name] and name in special else [] for name in adds))
+    _add_ends(backend, special, field("add_bos_token", True), field("add_eos_token", False))
     templates = {"chat_template": field("tokenizer.chat_template", None)}
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special, **templates)
 
@@ -122,7 +120,10 @@ def _write_spaces(backend: Tokenizer, steps: Sequence[Any], prefix: bool, everyw
     backend.decoder = decoders.Sequence(parts + [decoders.Strip(" ", 1, 0)] * prefix)
 
 
-def _add_ends(backend: Tokenizer, begin: Sequence[str], end: Sequence[str]) -> None:
+def _add_ends(backend: Tokenizer, special: Mapping[str, str], begins: bool, ends: bool) -> None:
+    """Put the token that begins a text before it, and the one that ends it behind, where there are such."""
+    adds = {"bos_token": begins, "eos_token": ends}
+    begin, end = ([special[name]] if wanted and name in special else [] for name, wanted in adds.items())
     numbered = [(text, backend.token_to_id(text)) for text in [*begin, *end]]
     backend.post_processor = processors.TemplateProcessing([*begin, "$A", *end], special_tokens=numbered)
 

@@ -55,7 +55,7 @@ class Parties:
             The learning rate is one of steps on the weights themselves, see `adjust`.
         pool: the K directions; by default 4,096 of the family hadamard.
         tuned: shell patterns of parameter names; default: those that require a gradient.
-        mode: where weights live, see `fedkseed.hold`.
+        mode: where weights live, see `fedkseed.hold`; `auto`: in memory where the model uses them by ways of its own.
         seed: of cohorts, batches and directions.
         basis: the factors of the pool's directions, for the families that need them.
         wire: the precision of numbers that travel, see wire/numbers.py.
@@ -280,7 +280,7 @@ class Parties:
 
 
 def _alike(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
-    """Whether losses, and derivatives as a whole, are the same but for rounding."""
+    """Compare two losses, and their derivatives as a whole; True where they differ by no more than rounding can."""
     return all(
         np.linalg.norm(a - b) <= ALIKE * max(np.linalg.norm(a), np.linalg.norm(b))
         for a, b in zip((one[:1], one[1:]), (other[:1], other[1:]), strict=True)
