@@ -1,18 +1,22 @@
 """Tokenizers in GGUF files: llama.cpp cuts texts into the tokens into which our tokenizer cuts them."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
-from gguf import GGUFReader
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from gguf import GGUFReader, GGUFWriter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from fedkseed import FedKSeedError
 from fedkseed.data.sources import read
-from fedkseed.models.gguf_tokenizer import BYTE_TOKENS, CONTRACTIONS, REST, WORDS
+from fedkseed.models.gguf_tokenizer import BY_NAME, BYTE_TOKENS, CONTRACTIONS, CUTS, REST, WORDS
 from fedkseed.models.load import load_tokenizer
 from fedkseed.tuned.gguf import write_gguf
+from fedkseed.tuned.read_back import require_same_tokenizer
 
 from .llama_cpp import LlamaCpp
 
@@ -36,6 +40,11 @@ WAYS = {
         [pre_tokenizers.Split(Regex(CONTRACTIONS + WORDS + r"\p{N}" + REST), "isolated"), BYTES]
     ),
 }
+
+
+# Letters of scripts with and without capitals, digits, signs and white space; capitals of other scripts than Latin are
+# cut by llama.cpp's own form of two expressions otherwise than by the models' own tokenizers.
+LETTERS = [*"abcXYZéß가東や٣½²0123456789'!?.,:;|$+<=>^~`(_/-…。“", " ", "  ", "\n", "\r\n", "\t", "'s", "'LL", "\u00a0"]
 
 
 def texts() -> list[str]:
@@ -132,10 +141,66 @@ def test_pieces_of_a_file_cut_texts_as_llama_cpp_does_behind_special_tokens_too(
         assert here.decode(words).strip(" ") == text.strip(" ") or "</s>" in text
 
 
+def of_cuts(name: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that cuts texts as one of llama.cpp's names says, with tokens of letters beyond ASCII."""
+    steps = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in CUTS[name].expressions]
+    tokenizer = of_bytes(pre_tokenizers.Sequence([*steps, BYTES]), CUTS[name].whole)
+    tokenizer.add_tokens([AddedToken("<｜User｜>", special=True, normalized=False), "of a naïve"])
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_texts_are_cut_as_llama_cpp_cuts_them_by_each_of_its_names(name, tmp_path, monkeypatch):
+    """By another name of the same steps, too; tokens of letters beyond ASCII, as DeepSeek's, are one token."""
+    made, write = of_cuts(name), GGUFWriter.add_tokenizer_pre
+    write_gguf(tmp_path / "a.gguf", model_for(made), made, "f16")
+    assert GGUFReader(tmp_path / "a.gguf").fields["tokenizer.ggml.pre"].contents() == name
+    other = [other for other, cuts in BY_NAME.items() if cuts is CUTS[name]][-1]
+    monkeypatch.setattr(GGUFWriter, "add_tokenizer_pre", lambda writer, _: write(writer, other))
+    write_gguf(tmp_path / "b.gguf", model_for(made), made, "f16")
+    there, here = LlamaCpp(tmp_path / "b.gguf"), load_tokenizer(str(tmp_path / "b.gguf"))
+    first = load_tokenizer(str(tmp_path / "a.gguf"))
+
+    @settings(max_examples=100)
+    @given(st.lists(st.sampled_from([*LETTERS, "<｜User｜>", "<end>"]), max_size=20).map("".join))
+    def agree(text: str) -> None:
+        assert here(text).input_ids == there.tokens(text) == first(text).input_ids
+
+    agree()
+    for text in [*TEXTS, *texts()[:40], "a<｜User｜>b of a naïve<｜User｜> c"]:
+        tokens = here(text).input_ids
+        assert tokens == there.tokens(text) == made(text).input_ids, text
+        assert here.decode(tokens) == text
+    assert here.convert_tokens_to_ids("<｜User｜>") in here("it<｜User｜>").input_ids
+
+
+def test_a_file_that_does_not_say_it_begins_texts_as_llama_cpp_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(GGUFWriter, "add_add_bos_token", lambda *_: None)
+    for name in ("llama-bpe", "qwen2"):
+        made, path = of_cuts(name), tmp_path / f"{name}.gguf"
+        write_gguf(path, model_for(made), made, "f16")
+        tokens = load_tokenizer(str(path))("so").input_ids
+        assert (tokens[0] == made.bos_token_id) == (name == "llama-bpe")
+        assert tokens == LlamaCpp(path).tokens("so")
+
+
+def test_a_name_that_is_not_known_is_refused_and_none_is_the_default(tmp_path, monkeypatch):
+    made, write = of_cuts("default"), GGUFWriter.add_tokenizer_pre
+    monkeypatch.setattr(GGUFWriter, "add_tokenizer_pre", lambda writer, _: write(writer, "kimi-k2"))
+    write_gguf(tmp_path / "a.gguf", model_for(made), made, "f16")
+    with pytest.raises(FedKSeedError, match=r"a\.gguf .*cuts texts as llama.cpp's 'kimi-k2' \(tokenizer.ggml.pre\)"):
+        load_tokenizer(str(tmp_path / "a.gguf"))
+    monkeypatch.setattr(GGUFWriter, "add_tokenizer_pre", lambda *_: None)
+    write_gguf(tmp_path / "b.gguf", model_for(made), made, "f16")
+    here, there = load_tokenizer(str(tmp_path / "b.gguf")), LlamaCpp(tmp_path / "b.gguf")
+    for text in TEXTS:
+        assert here(text).input_ids == there.tokens(text)
+
+
 def test_what_llama_cpp_would_cut_otherwise_is_refused(tmp_path):
     for way, match in (
         (pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), BYTES]), r'"Whitespace".* gpt-2, smollm, llama-bpe'),
-        (WAYS["llama-bpe"], "Split"),  # without ignore_merges
+        (pre_tokenizers.Sequence([pre_tokenizers.Digits(), CUT]), "Digits"),  # not single ones
     ):
         tokenizer = of_bytes(way)
         with pytest.raises(FedKSeedError, match=match):
@@ -144,3 +209,45 @@ def test_what_llama_cpp_would_cut_otherwise_is_refused(tmp_path):
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=unigram, eos_token="</s>", bos_token="</s>")
     with pytest.raises(FedKSeedError, match="type Unigram can't be written"):
         write_gguf(tmp_path / "a.gguf", model_for(tokenizer), tokenizer, "f16")
+    letters = of_bytes(CUT)
+    letters.backend_tokenizer.normalizer = normalizers.Lowercase()
+    with pytest.raises(FedKSeedError, match=r"changes letters \(Lowercase\)"):
+        write_gguf(tmp_path / "a.gguf", model_for(letters), letters, "f16")
+    with_merges = of_bytes(WAYS["qwen2"], ignore_merges=True)
+    with pytest.raises(FedKSeedError, match="Split"):
+        write_gguf(tmp_path / "a.gguf", model_for(with_merges), with_merges, "f16")
+
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}<end> {{ m.content }}<end>{% endfor %}"
+
+
+@pytest.mark.parametrize("strips", [False, True])
+def test_a_written_file_cuts_messages_as_the_tokenizer_or_is_refused(strips, tmp_path):
+    tokenizer = of_bytes(WAYS["qwen2"])
+    tokenizer.add_tokens([AddedToken("<end>", special=True, normalized=False, rstrip=strips)])
+    tokenizer.chat_template = TEMPLATE
+    write_gguf(tmp_path / "a.gguf", model_for(tokenizer), tokenizer, "f16")
+    with pytest.raises(FedKSeedError, match=r"gives other tokens.*--format hf") if strips else nullcontext():
+        require_same_tokenizer(tmp_path / "a.gguf", tokenizer)
+    loaded = load_tokenizer(str(tmp_path / "a.gguf"))
+    letters = pre_tokenizers.Split(Regex("."), "isolated")
+    loaded.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([letters, BYTES])
+    loaded.save_pretrained(tmp_path / "folder")
+    model_for(tokenizer).save_pretrained(tmp_path / "folder")
+    with pytest.raises(FedKSeedError, match="please report this"):
+        require_same_tokenizer(tmp_path / "folder", tokenizer)
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_space_before_the_first_word_alone_is_none_in_messages_that_a_special_token_begins(begins, tmp_path):
+    tokenizer = of_pieces(prepends=False)
+    tokenizer.backend_tokenizer.normalizer = None
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first", split=False)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["</s>"]})
+    tokenizer.chat_template = "</s>" * begins + "say: {{ messages[0].content }}" + "</s>" * begins + "{# #}"
+    write_gguf(tmp_path / "a.gguf", model_for(tokenizer), tokenizer, "f16")
+    require_same_tokenizer(tmp_path / "a.gguf", tokenizer)
+    there = LlamaCpp(tmp_path / "a.gguf")
+    for text in TEXTS[:4]:
+        said = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False)
+        assert there.tokens(said)[1:] == tokenizer(said, add_special_tokens=False).input_ids

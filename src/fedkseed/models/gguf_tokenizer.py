@@ -1,4 +1,4 @@
-"""A Hugging Face tokenizer as fields of a GGUF file, for llama.cpp's two kinds of byte-pair encoding.
+"""Tokenizers as fields of a GGUF file, for llama.cpp's two kinds of byte-pair encoding, and as read from them.
 
 `gpt2` is encoding of bytes, with merges in their order; llama.cpp has the regular expressions that cut a text before it
 in its own code, each under a name. `llama` is SentencePiece's, where the token of the highest score is merged first: a
@@ -6,25 +6,133 @@ token's score is the negative rank of its merge.
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import gguf
 from gguf import GGUFWriter, TokenType
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from ..errors import FedKSeedError
+from . import sentencepiece
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
+WORDS, LETTERS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|", r"[^\r\n\p{L}\p{N}]?"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# The steps before byte-pair encoding, and whether a text that is a token is taken without merges, by llama.cpp's name
-# (src/llama-vocab.cpp there).
-STEPS = {
-    "gpt-2": (["bytes, cut"], False),
-    "smollm": (["single digits", "bytes, cut"], False),
-    "llama-bpe": ([CONTRACTIONS + WORDS + r"\p{N}{1,3}" + REST, "bytes"], True),
-    "qwen2": ([CONTRACTIONS + WORDS + r"\p{N}" + REST, "bytes"], False),
+GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA_3 = CONTRACTIONS + WORDS + r"\p{N}{1,3}" + REST
+SMALL, LARGE = r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
+SMALL_WORD, LARGE_WORD = f"{LETTERS}[{LARGE}]*[{SMALL}]+", f"{LETTERS}[{LARGE}]+[{SMALL}]*"
+REST_OF_PATHS = REST.replace(r"[\r\n]*", r"[\r\n/]*")
+SIGNS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
+NO_PUNCTUATION = r" ?[^(\s|.,!?…。，、।۔،)]+"
+
+
+class Cuts(NamedTuple):
+    """The steps before byte-pair encoding.
+
+    Attributes:
+        expressions: the places where a text, and then each part, is cut: around what matches.
+        whole: whether a part that is a token is taken without merges.
+        begins: whether a token begins a text, where the file does not say it.
+        alike: further names of the same steps.
+    """
+
+    expressions: Sequence[str]
+    whole: bool = False
+    begins: bool = False
+    alike: str = ""
+
+
+# By llama.cpp's name (src/llama-vocab.cpp there); the expressions are those of the models' own tokenizers, of which
+# llama.cpp has some in a form of its own. Of equal ones the first is written.
+CUTS = {
+    "gpt-2": Cuts([GPT_2], alike="phi-2 mpt olmo jais trillion gigachat a.x-4.0 mellum exaone4 granite-docling"),
+    "smollm": Cuts([r"\p{N}", GPT_2], alike="starcoder refact command-r codeshell exaone minerva-7b mellum2"),
+    "llama-bpe": Cuts(
+        [LLAMA_3], whole=True, begins=True, alike="llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2"
+    ),
+    "dbrx": Cuts([LLAMA_3], alike="smaug-bpe glm4 chatglm-bpe"),
+    "qwen2": Cuts(
+        [CONTRACTIONS + WORDS + r"\p{N}" + REST],
+        alike="deepseek-r1-qwen stablelm2 hunyuan megrez kormo solar-open grok-2",
+    ),
+    "qwen35": Cuts(
+        [CONTRACTIONS + f"|{LETTERS}" + r"[\p{L}\p{M}]+|\p{N}" + REST.replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")]
+    ),
+    "tekken": Cuts([rf"{SMALL_WORD}|{LARGE_WORD}|\p{{N}}{REST_OF_PATHS}"], whole=True, begins=True),
+    "gpt-4o": Cuts(
+        [rf"{SMALL_WORD}{CONTRACTIONS}?|{LARGE_WORD}{CONTRACTIONS}?|\p{{N}}{{1,3}}{REST_OF_PATHS}"],
+        alike="llama4 kanana2 minimax-m2",
+    ),
+    "deepseek-v3": Cuts(
+        [
+            r"\p{N}{1,3}",
+            "[一-龥぀-ゟ゠-ヿ]+",
+            SIGNS + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        alike="hunyuan-dense joyai-llm hy_v4",
+    ),
+    "deepseek-coder": Cuts([r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"]),
+    "falcon": Cuts([r"[\p{P}$+<=>^~|`]+", GPT_2, "[0-9][0-9][0-9]"]),
+    "bloom": Cuts([NO_PUNCTUATION], alike="poro-chat gpt3-finnish"),
+    "viking": Cuts([NO_PUNCTUATION, r"\p{N}"]),
+    "default": Cuts([r"[\p{P}$+<=>^~|]+", GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"]),  # of files without a name
 }
+BY_NAME = {name: cuts for first, cuts in CUTS.items() for name in (first, *cuts.alike.split())}
+ENDS = {"unk": "unknown", "bos": "bos", "eos": "eos", "pad": "padding"}  # special tokens, and their names in GGUF
+BYTES = "bytes"  # a step that writes bytes as letters
 BYTE_TOKENS = {f"<0x{byte:02X}>" for byte in range(256)}
+
+
+def load(path: Path) -> Any | None:
+    """The tokenizer of a file, as llama.cpp cuts texts; None: it is of a third kind, or of merges of pieces.
+
+    transformers cuts texts as GPT-2 does where it does not know the name, and cuts special tokens of other letters than
+    the alphabet of bytes, as DeepSeek's.
+
+    Raises:
+        FedKSeedError: the name of how texts are cut is not known here.
+    """
+    reader, begin = gguf.GGUFReader(str(path)), "tokenizer.ggml."
+    fields = {n.removeprefix(begin): field for n, field in reader.fields.items() if n.startswith("tokenizer.")}
+
+    def field(name: str, default: Any) -> Any:
+        return fields[name].contents() if name in fields else default
+
+    kind, texts = field("model", ""), field("tokens", [])
+    kinds = field("token_type", None) or [TokenType.NORMAL] * len(texts)
+    numbers = {f"{name}_token": field(f"{long}_token_id", None) for name, long in ENDS.items()}
+    special = {name: texts[n] for name, n in numbers.items() if n is not None and 0 <= n < len(texts)}
+    if kind == "llama" and "scores" in fields:
+        prefix, begins = bool(field("add_space_prefix", True)), True
+        backend = sentencepiece.of_gguf(texts, kinds, field("scores", []), special.get("unk_token"), prefix)
+    elif kind == "gpt2" and "merges" in fields:
+        if (cuts := BY_NAME.get(name := field("pre", "default"))) is None:
+            raise FedKSeedError(
+                f"its tokenizer cuts texts as llama.cpp's {name!r} (tokenizer.ggml.pre), which is not known here; take "
+                f"the model's folder of safetensors. Known are {', '.join(BY_NAME)}"
+            )
+        backend, begins = _of_bytes(texts, kinds, field("merges", []), cuts), cuts.begins
+    else:
+        return None
+    sentencepiece.add_ends(backend, special, field("add_bos_token", begins), field("add_eos_token", False))
+    templates = {"chat_template": field("tokenizer.chat_template", None)}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special, **templates)
+
+
+def _of_bytes(texts: Sequence[str], kinds: Sequence[int], merges: Sequence[str], cuts: Cuts) -> Tokenizer:
+    """Byte-level encoding by a file's merges, each of two tokens with a space between them."""
+    pairs = [(merge[:at], merge[at + 1 :]) for merge in merges if (at := merge.index(" ", 1))]
+    backend = Tokenizer(BPE({text: n for n, text in enumerate(texts)}, pairs, ignore_merges=cuts.whole))
+    split = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in cuts.expressions]
+    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence([*split, of_bytes]), decoders.ByteLevel()
+    sentencepiece.add_whole(backend, texts, kinds)
+    return backend
 
 
 def add_tokenizer(writer: GGUFWriter, tokenizer: Any, config: Any) -> None:
@@ -44,14 +152,14 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: Any, config: Any) -> None:
             "byte-pair encoding; export with --format hf"
         )
     if model.get("byte_fallback"):
-        prefix, unknown = _space_prefix(described), model.get("unk_token")
+        prefix, unknown = _space_prefix(described, tokenizer), model.get("unk_token")
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
         writer.add_add_space_prefix(prefix)
     else:
         unknown = None
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(_steps(described))
+        writer.add_tokenizer_pre(_name_of_cuts(described))
     texts = {number: text for text, number in model["vocab"].items()}
     texts |= {number: token["content"] for number, token in added.items()}
     size = config.vocab_size  # llama.cpp refuses a file with more tokens than rows
@@ -76,36 +184,55 @@ def _type(text: str | None, added: Mapping[str, Any] | None, unknown: str | None
     return TokenType.BYTE if unknown is not None and text in BYTE_TOKENS else TokenType.NORMAL
 
 
-def _steps(described: Mapping[str, Any]) -> str:
-    """The name of what happens to a text before its bytes are merged."""
+def _name_of_cuts(described: Mapping[str, Any]) -> str:
+    """The name of what happens to a text before its bytes are merged.
+
+    That llama.cpp does not compose letters, as Qwen's tokenizer does (NFC), is let be: its makers' files do the same.
+    """
+    if (letters := (described.get("normalizer") or {}).get("type")) not in (None, "NFC"):
+        raise FedKSeedError(
+            f"a tokenizer that changes letters ({letters}) can't be written as GGUF; export with --format hf"
+        )
     first = described.get("pre_tokenizer") or {}
     parts = first.get("pretokenizers", [first])
-    steps = [_step(part) for part in parts], bool(described["model"].get("ignore_merges"))
-    if (name := next((name for name, written in STEPS.items() if written == steps), None)) is not None:
-        return name
+    steps = [step for part in parts for step in _steps(part)]
+    *expressions, last = steps or [""]
+    whole = bool(described["model"].get("ignore_merges"))
+    for name, cuts in CUTS.items():
+        if last == BYTES and (expressions, whole) == (cuts.expressions, cuts.whole):
+            return name
     raise FedKSeedError(
         f"a tokenizer that cuts texts by {json.dumps(parts)} can't be written as GGUF: llama.cpp's names that are "
-        f"known here are {', '.join(STEPS)}; export with --format hf, and convert that with llama.cpp's own program"
+        f"known here are {', '.join(CUTS)}; export with --format hf, and convert that with llama.cpp's own program"
     )
 
 
-def _step(part: Mapping[str, Any]) -> str:
+def _steps(part: Mapping[str, Any]) -> list[str]:
+    """The expressions around whose matches a step cuts a text, and `BYTES` where it writes bytes."""
     kind = part.get("type")
     if kind == "ByteLevel" and not part.get("add_prefix_space"):
-        return "bytes, cut" if part.get("use_regex", True) else "bytes"
+        return [*([GPT_2] if part.get("use_regex", True) else []), BYTES]
     if kind == "Digits" and part.get("individual_digits"):
-        return "single digits"
+        return [r"\p{N}"]
     if kind == "Split" and part.get("behavior") == "Isolated" and not part.get("invert"):
-        return part["pattern"].get("Regex", "")
-    return str(kind)
+        return [part["pattern"].get("Regex", "")]
+    return [str(kind)]
 
 
-def _space_prefix(described: Mapping[str, Any]) -> bool:
-    """Whether SentencePiece's encoding puts a space before a text; other encodings are refused."""
+def _space_prefix(described: Mapping[str, Any], tokenizer: Any) -> bool:
+    """Whether SentencePiece's encoding puts a space before a text; other encodings are refused.
+
+    llama.cpp puts one behind each special token, too. One before the first word alone is none in messages that a
+    special token begins.
+    """
     cut = described.get("pre_tokenizer") or {}
     steps = (described.get("normalizer") or {}).get("normalizers", [])
     if cut.get("type") == "Metaspace" and not steps and not cut.get("split", True):
-        return cut.get("prepend_scheme") != "never"
+        scheme = cut.get("prepend_scheme", "always")
+        if scheme == "first" and tokenizer.chat_template:
+            text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+            return not text.startswith(tuple(tokenizer.get_added_vocab()))
+        return scheme != "never"
     replaces = [step for step in steps if step == {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
     prepends = [step for step in steps if step == {"type": "Prepend", "prepend": "▁"}]
     if not cut and len(replaces) == 1 and len(replaces) + len(prepends) == len(steps):

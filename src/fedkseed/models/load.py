@@ -20,7 +20,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from ..errors import FedKSeedError, first_line
 from ..files import read_table
-from . import sentencepiece
+from . import gguf_tokenizer, sentencepiece
 from .checkpoint import require_dense, require_used, settle_ties
 from .gguf_config import gguf_config
 from .gguf_header import read_once, require_sane
@@ -160,7 +160,7 @@ def load_tokenizer(model: str) -> Any:
     source = require_there(model)
     with _readable(f"the tokenizer of {model} can't be loaded", source):
         gguf_path = source.gguf_path
-        tokenizer: Any = sentencepiece.load_gguf(gguf_path) if gguf_path else sentencepiece.load(Path(source.name))
+        tokenizer: Any = gguf_tokenizer.load(gguf_path) if gguf_path else sentencepiece.load(Path(source.name))
         if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(source.name, trust_remote_code=False, **source.options)
     config = _config(source, model)

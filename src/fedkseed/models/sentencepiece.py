@@ -1,4 +1,4 @@
-"""Tokenizers of Llama's kind in SentencePiece's file `tokenizer.model`, or in a GGUF file, without that package.
+"""Tokenizers of Llama's kind in SentencePiece's file `tokenizer.model`, or of a GGUF file, without that package.
 
 transformers 5 needs that package and a protobuf that fits it (0.2.3 refuses protobuf 6, which Flower takes), and leaves
 out the file's normalisation, so that OpenLLaMA's texts get other tokens. The numbers of fields below are those of
@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gguf import GGUFReader
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -26,7 +25,6 @@ OTHERS = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 CLASSES = (None, "LlamaTokenizer", "LlamaTokenizerFast")  # whose tokens have the numbers of the file's pieces
 MOST, LONGEST = 1 << 23, 256  # bytes, and letters of a piece; the file of 256,000 pieces has 4 MB, spaces have 16
 NORMAL, CONTROL, USER, BYTE = 1, 3, 4, 6  # kinds of pieces
-ENDS = {"unk": "unknown", "bos": "bos", "eos": "eos", "pad": "padding"}  # special tokens, and their names in GGUF
 BYTE_PAIRS = 2  # kind of a model
 
 
@@ -67,32 +65,20 @@ def _backend(content: bytes, about: dict[str, Any]) -> tuple[Tokenizer, dict[str
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     prefix, everywhere = bool(_last(rules, 3, 1)), about.get("legacy") is not False  # or not behind special tokens
     _write_spaces(backend, steps, prefix, everywhere)
-    _add_ends(backend, special, about.get("add_bos_token", True), about.get("add_eos_token", False))
+    add_ends(backend, special, about.get("add_bos_token", True), about.get("add_eos_token", False))
     return backend, special
 
 
-def load_gguf(path: Path) -> Any | None:
-    """The tokenizer of a GGUF file with SentencePiece's pieces, as llama.cpp cuts texts; None: it is of another kind.
+def of_gguf(
+    texts: Sequence[str], kinds: Sequence[int], scores: Sequence[float], unknown: str | None, prefix: bool
+) -> Tokenizer:
+    """The tokenizer of a GGUF file's pieces, as llama.cpp cuts texts; `prefix`: with a space before a text.
 
     transformers takes no notice of `add_space_prefix`, and puts no space behind special tokens, as llama.cpp does.
     """
-    reader, begin = GGUFReader(str(path)), "tokenizer.ggml."
-    fields = {n.removeprefix(begin): field for n, field in reader.fields.items() if n.startswith("tokenizer.")}
-
-    def field(name: str, default: Any) -> Any:
-        return fields[name].contents() if name in fields else default
-
-    if field("model", "") != "llama" or "scores" not in fields:
-        return None
-    texts, kinds = field("tokens", []), field("token_type", None)
-    kinds = kinds or [NORMAL] * len(texts)
-    numbers = {f"{name}_token": field(f"{long}_token_id", None) for name, long in ENDS.items()}
-    special = {name: texts[n] for name, n in numbers.items() if n is not None and 0 <= n < len(texts)}
-    backend = _pairs(texts, kinds, field("scores", []), special.get("unk_token"), BYTE in kinds)
-    _write_spaces(backend, [], prefix=bool(field("add_space_prefix", True)), everywhere=True)
-    _add_ends(backend, special, field("add_bos_token", True), field("add_eos_token", False))
-    templates = {"chat_template": field("tokenizer.chat_template", None)}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **special, **templates)
+    backend = _pairs(texts, kinds, scores, unknown, BYTE in kinds)
+    _write_spaces(backend, [], prefix, everywhere=True)
+    return backend
 
 
 def _pairs(
@@ -104,10 +90,14 @@ def _pairs(
     merges = [cut[1:] for cut in sorted(cut for cut in cuts if cut[1] in ranks and cut[2] in ranks)]
     vocabulary = {text: n for n, text in enumerate(texts)}
     backend = Tokenizer(BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=falls_back))
-    for special, kind in ((True, CONTROL), (False, USER)):
-        added = [AddedToken(t, normalized=False) for t, k in zip(texts, kinds, strict=True) if k == kind]
-        (backend.add_special_tokens if special else backend.add_tokens)(added)
+    add_whole(backend, texts, kinds)
     return backend
+
+
+def add_whole(backend: Tokenizer, texts: Sequence[str], kinds: Sequence[int]) -> None:
+    """Make tokens that texts hold as they are, the special ones and a user's, added tokens."""
+    for add, kind in ((backend.add_special_tokens, CONTROL), (backend.add_tokens, USER)):
+        add([AddedToken(t, normalized=False) for t, k in zip(texts, kinds, strict=True) if k == kind])
 
 
 def _write_spaces(backend: Tokenizer, steps: Sequence[Any], prefix: bool, everywhere: bool) -> None:
@@ -120,7 +110,7 @@ def _write_spaces(backend: Tokenizer, steps: Sequence[Any], prefix: bool, everyw
     backend.decoder = decoders.Sequence(parts + [decoders.Strip(" ", 1, 0)] * prefix)
 
 
-def _add_ends(backend: Tokenizer, special: Mapping[str, str], begins: bool, ends: bool) -> None:
+def add_ends(backend: Tokenizer, special: Mapping[str, str], begins: bool, ends: bool) -> None:
     """Put the token that begins a text before it, and the one that ends it behind, where there are such."""
     adds = {"bos_token": begins, "eos_token": ends}
     begin, end = ([special[name]] if wanted and name in special else [] for name, wanted in adds.items())

@@ -19,7 +19,7 @@ from ..weights.lazy import Lazy
 # the further difference that is allowed, as a share of what tuning changed, since sums run in another order.
 ROUNDING = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
 SHARES = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.1}
-TEXT = "Question: 12 cafés — how many? <b>Antwort</b>\n\tIt's 7."
+TEXT = "Question: 12 cafés — how  MANY? <b>Antwort</b>\n\tIt's 7.\n\n3) ﬁne Ａ"
 CHAT = [{"role": "user", "content": TEXT}]
 
 
@@ -108,11 +108,17 @@ def require_finite(is_finite: Any, name: str, kind: str) -> None:
         )
 
 
-def require_same_tokenizer(folder: Path, tokenizer: Any) -> None:
-    """Refuse a folder whose tokenizer gives other tokens than one that was to be written to it."""
-    again = load_tokenizer(str(folder))
-    texts: list[Callable[[Any], Any]] = [lambda words: words(TEXT).input_ids]
+def require_same_tokenizer(path: Path, tokenizer: Any) -> None:
+    """Refuse a folder or GGUF file whose tokenizer gives other tokens than the one that was to be written to it."""
+    again, is_file = load_tokenizer(str(path)), path.is_file()
+    texts: list[Callable[[Any], Any]] = [lambda words: words(TEXT, add_special_tokens=not is_file).input_ids]
     if tokenizer.chat_template:
-        texts.append(lambda words: words.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False))
+        texts = [] if is_file else texts  # what begins a text is set there by how messages begin
+        texts.append(lambda words: words(rendered(words), add_special_tokens=False).input_ids)
+
+    def rendered(words: Any) -> str:
+        return words.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False)
+
     if any(text(again) != text(tokenizer) for text in texts) or again.eos_token_id != tokenizer.eos_token_id:
-        raise FedKSeedError(f"the tokenizer in {folder} gives other tokens than the model's; please report this")
+        advice = "llama.cpp can't cut texts as it does: export with --format hf" if is_file else "please report this"
+        raise FedKSeedError(f"the tokenizer in {path} gives other tokens than the model's; {advice}")
