@@ -16,7 +16,13 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from fedkseed.errors import FedKSeedError
 from fedkseed.models.load import load_model, load_tokenizer, save_model
@@ -113,6 +119,17 @@ def test_weights_say_whether_they_are_tied(
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied == model.config.tie_word_embeddings
     if head is not None:
         assert torch.equal(model.lm_head.weight, head)
+
+
+def test_a_model_of_another_task_is_refused_by_its_kind(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 90, "d_model": 32, "d_ff": 32, "d_kv": 16, "num_layers": 1, "num_heads": 2}
+    T5ForConditionalGeneration(T5Config(**sizes)).save_pretrained(tmp_path / "t5")
+    with pytest.raises(FedKSeedError, match=r"is an encoder-decoder \(t5\)"):
+        load_model(str(tmp_path / "t5"))
+    bert = BertConfig(vocab_size=90, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    BertForSequenceClassification(bert).save_pretrained(tmp_path / "bert")
+    with pytest.raises(FedKSeedError, match="this one is a BertForSequenceClassification, and no BertLMHeadModel"):
+        load_model(str(tmp_path / "bert"))
 
 
 @pytest.mark.parametrize("method", ["bitsandbytes", "gptq", "awq", "fp8", "compressed-tensors", "mxfp4"])

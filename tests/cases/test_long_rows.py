@@ -181,6 +181,22 @@ def test_rows_without_a_token_that_counts_are_left_out_and_counted(recipe_for, t
     assert line == "warning: 1 of 2 training rows (50 %) left out without a token that the loss counts"
 
 
+@pytest.mark.parametrize("at", ["instruction", "context", "response", "turns", None])
+def test_rows_with_special_tokens_in_their_own_text_are_counted(recipe_for, tiny_model, at):
+    """What a chat template writes is not theirs, and in a plain text they are its format."""
+    tokenizer = load_tokenizer(str(tiny_model("chatml")))
+    encoder = Encoder.of(load_recipe(recipe_for("chatml", questions(20))), tokenizer)
+    example, said = Example("Hello", "Yes.", "Here"), "a <|im_end|> b"
+    if at == "turns":
+        example = replace(example, turns=(Turn(USER, said), Turn(ASSISTANT, "a"), Turn(USER, "Hello")))
+    elif at is not None:
+        example = replace(example, **{at: said})
+    kept = encoder.within([OwnedRow(Example("Hi", "No.")), OwnedRow(example), OwnedRow(Example("", said, plain=True))])
+    lines = [*encoder.remarks(kept, 3, "training rows")]
+    expected = "warning: 1 of 3 examples of the training rows have special tokens in their own text, as <|im_end|>, "
+    assert lines == ([] if at is None else [f"{expected}which the model reads as such: rewrite or remove them"])
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 60)), min_size=1, max_size=20),

@@ -60,6 +60,7 @@ LIMITS: list[tuple[str, dict[str, Any], int | None]] = [
     ("BloomConfig", {}, None),
     ("MptConfig", {}, None),
     ("RwkvConfig", {}, None),
+    ("XLNetConfig", {}, None),  # its number of positions is −1
     ("MambaConfig", {}, None),
 ]
 LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -25,7 +25,7 @@ from fedkseed.evaluation.metrics import Metrics, accuracies, accuracy, metrics_o
 from fedkseed.evaluation.statistics import BALANCED, Evaluation, McNemar, balanced_accuracy, paired_change
 from fedkseed.models import loss as losses
 from fedkseed.models.load import load_model, load_tokenizer
-from fedkseed.models.loss import CACHES, example_losses, option_losses, takes_positions
+from fedkseed.models.loss import CACHES, example_losses, ignores_padding, option_losses
 from fedkseed.paper.results import MEASURES, RunOutcome
 from fedkseed.recipe import schema
 from fedkseed.recipe.reading import parse
@@ -135,7 +135,7 @@ def test_options_after_one_prompt_have_the_losses_of_whole_texts(config):
 def test_prompts_of_different_lengths_have_the_losses_that_each_has_alone(config, begun):
     """Also where they begin alike, and where one of them is the beginning of the others."""
     model = model_of(config)
-    assert takes_positions(model)
+    assert ignores_padding(model)
     begin = tuple(range(1, 1 + begun))
     prompts = [(*begin, *rest) for rest in ((33, 34, 35, 36, 37), (38,), (39, 40, 41), (33,))]
     options = [[(7,), (8, 9, 10)], [(11, 12), (13,), (14, 15, 16)], [(17,)], [(7,), (11, 12)]]
@@ -230,7 +230,7 @@ def test_a_model_with_a_recurrent_state_in_some_layers_reads_each_text_whole():
     """It takes positions, and has a cache, rows of which can't be taken twice."""
     layers = ["conv", "full_attention"]
     model = model_of(Lfm2Config(**SMALL, intermediate_size=48, num_key_value_heads=1, layer_types=layers))
-    assert takes_positions(model)
+    assert not ignores_padding(model)
     prompts, options = [(*range(1, 21), 33, 34), (*range(1, 21), 35)], [[(7, 8), (9,)], [(10,)]]
     for prompt, own, found in zip(prompts, options, option_losses(model, prompts, options, 0), strict=True):
         for option, nats in zip(own, found, strict=True):

@@ -11,11 +11,11 @@ from fedkseed.models.gguf_config import gguf_config
 def config_of(tmp_path):
     """The configuration of a file of an architecture with some fields beside the usual ones, and without tensors."""
 
-    def made(architecture, **fields):
+    def made(architecture, layers=6, **fields):
         writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
         writer.add_context_length(512)
         writer.add_embedding_length(64)
-        writer.add_block_count(6)
+        writer.add_block_count(layers)
         writer.add_feed_forward_length(128)
         writer.add_head_count(4)
         writer.add_head_count_kv(2)
@@ -52,3 +52,10 @@ def test_a_part_of_a_head_is_turned_where_its_kind_knows_parts_and_refused_where
     assert "partial_rotary_factor" not in config_of("llama", rope__dimension_count=16).rope_parameters
     with pytest.raises(FedKSeedError, match="its positions turn 8 of a head's 16 numbers"):
         config_of("llama", rope__dimension_count=8, attention__key_length=16)
+
+
+@pytest.mark.parametrize(("architecture", "largest"), [("gemma2", 46), ("gemma3", 62)])
+def test_scores_of_gemma_are_scaled_by_a_heads_width_and_by_the_models_in_the_largest(config_of, architecture, largest):
+    """As in llama.cpp, which looks at the number of layers."""
+    for layers, width in ((26, 32), (largest, 64 // 4)):
+        assert config_of(architecture, layers, attention__key_length=32).query_pre_attn_scalar == width

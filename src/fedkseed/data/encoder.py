@@ -182,6 +182,10 @@ class Encoder:
         if rows := sum(unknown in example.tokens for example in encoded.examples):
             about = f"{rows:,} of {len(encoded.examples):,} examples of the {name} have words or letters unknown to the"
             yield f"warning: {about} tokenizer, which makes {self.tokenizer.unk_token} of them"
+        special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        if tokens := [token for each in encoded.examples if (token := _first_of(special, each.example))]:
+            about = f"{len(tokens):,} of {len(encoded.examples):,} examples of the {name} have special tokens in their"
+            yield f"warning: {about} own text, as {tokens[0]}, which the model reads as such: rewrite or remove them"
         if encoded.refused:
             first = _place(encoded.refused[0])
             yield f"warning: {share(encoded.refused)} left out that the chat template refuses, the first is {first}"
@@ -198,6 +202,13 @@ class Encoder:
                 + "; shorten or remove the row, raise max_tokens, or set [data] strict = false"
             )
         return encoded
+
+
+def _first_of(tokens: Sequence[str], example: Example) -> str | None:
+    """The first of some tokens that a row's own text has; those of a plain text are its format."""
+    parts = () if example.plain else (example.instruction, example.context, example.response)
+    texts = [*parts, *(turn.text for turn in example.turns)]
+    return next((token for token in tokens if any(token in text for text in texts)), None)
 
 
 def context_of(recipe: Recipe, tokenizer: Any) -> int | None:

@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from ..data.batches import Encoded, collate
 from ..data.wording import answer_tokens
-from ..models.loss import example_losses, has_virtual_tokens, option_losses, room_for, takes_positions
+from ..models.loss import example_losses, has_virtual_tokens, ignores_padding, option_losses, room_for
 from .metrics import Metrics
 from .statistics import SHOWN, Evaluation
 
@@ -58,7 +58,7 @@ def evaluate(
     if metrics.options:
         options = [metrics.options[encoded.example.category] for encoded in held_out]
         chosen = dict[int, str]()
-        for rows in _together(held_out, options, batch_size, takes_positions(model)):
+        for rows in _together(held_out, options, batch_size, ignores_padding(model)):
             best = likeliest(model, tokenizer, [held_out[i] for i in rows], [options[i] for i in rows], batch_size)
             chosen.update(zip(rows, best, strict=True))
             on_progress(sum(len(options[i]) for i in rows))
@@ -82,7 +82,7 @@ def likeliest(
     Of equals the first.
 
     Args:
-        examples: with prompts of one length, where the model does not take positions.
+        examples: with prompts of one length, where padding before them counts.
         batch_size: prompts, or options of one prompt, that go through the model at a time.
     """
     prompts = [encoded.tokens[: encoded.prompt] for encoded in examples]
@@ -127,8 +127,7 @@ def respond(
     """
     virtual = has_virtual_tokens(model)
     rooms = [room_for(model, len(prompt), max_new_tokens) for prompt in prompts]
-    if len({*rooms}) > 1 or (virtual and len({*map(len, prompts)}) > 1):
-        # peft counts the padding between virtual tokens and a prompt as positions
+    if len({*rooms}) > 1 or (len({*map(len, prompts)}) > 1 and not ignores_padding(model)):
         return [text for prompt in prompts for text in respond(model, tokenizer, [prompt], max_new_tokens, ends)]
     texts = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
     padding: dict[str, Any] = {"batch_first": True, "padding_side": "left"}  # an answer continues its prompt

@@ -128,6 +128,15 @@ def require_dense(config: Any, model: str) -> None:
         )
 
 
+def require_decoder(config: Any, model: str) -> None:
+    """Refuse a model that reads a text in one part and answers in another, as T5 and BART."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise FedKSeedError(
+            f"the model {model} is an encoder-decoder ({config.model_type}), which reads a prompt in one part and "
+            "answers in another; take a model that predicts the next token of one text, as Llama or GPT-2"
+        )
+
+
 def require_used(loaded: Any, config: Any, report: Mapping[str, Any], model: str) -> None:
     """Refuse a model that lacks weights of its own description, or whose files have weights that it does not use.
 
@@ -136,9 +145,11 @@ def require_used(loaded: Any, config: Any, report: Mapping[str, Any], model: str
         report: transformers' of the loading, which leaves out what the model's class says that it ignores.
     """
     if absent := [*report["missing_keys"], *report["mismatched_keys"]]:
+        kind, kinds = type(loaded).__name__, getattr(config, "architectures", None) or []
         raise FedKSeedError(
             f"the model {model} lacks {len(absent)} of its weights, the first is {min(map(str, absent))}; "
             "they would be random, and differ from party to party; get the whole model"
+            + (f", or another: this one is a {kinds[0]}, and no {kind}" if kinds and kind not in kinds else "")
         )
     buffers = {name for name, _ in loaded.named_buffers()}
     has_towers = any(name != "text_config" for name in getattr(config, "sub_configs", ()))

@@ -16,6 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ..errors import FedKSeedError
 
 BIASES = {"attention_bias": "attn_q.bias", "mlp_bias": "ffn_gate.bias"}  # setting -> end of the tensors' names
+LARGEST = {"gemma2": 46, "gemma3_text": 62}  # layers of the 27B models, whose scores have a scale of their own
 OWN_WIDTHS = ("llama", "mistral", "qwen3", "qwen3_moe")  # types whose heads have a width of their own
 FACTORS = "rope_freqs.weight"  # of the wavelengths of rotary positions, one by one
 FULL = "full_attention"  # a kind of layers
@@ -38,6 +39,11 @@ def gguf_config(path: Path) -> Any:
     fields = {n.removeprefix(begin): field.contents() for n, field in reader.fields.items() if n.startswith(begin)}
     if "attention.key_length" in fields and config.model_type in OWN_WIDTHS:
         config.head_dim = fields["attention.key_length"]
+    if config.model_type in LARGEST:  # scores are divided by the root of this; a file has no field for it
+        is_largest = config.num_hidden_layers == LARGEST[config.model_type]
+        config.query_pre_attn_scalar = (
+            config.hidden_size // config.num_attention_heads if is_largest else config.head_dim
+        )
     _set_positions(config, fields, tensors)
     return config
 

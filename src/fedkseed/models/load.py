@@ -21,7 +21,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from ..errors import FedKSeedError, first_line
 from ..files import read_table
 from . import gguf_tokenizer, sentencepiece
-from .checkpoint import require_dense, require_used, settle_ties
+from .checkpoint import require_decoder, require_dense, require_used, settle_ties
 from .gguf_config import gguf_config
 from .gguf_header import read_once, require_sane
 from .place import ModelSource, find, require_there
@@ -70,6 +70,7 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
     if storage == "as stored" and source.gguf_path is None:
         raise FedKSeedError(f"only a .gguf file can be kept as stored; {model} is none: choose Q8_0, Q4_0 or Q4_1")
     options, config = source.options, _config(source, model)
+    require_decoder(config, model)
     with _readable(f"the model {model} can't be loaded", source):
         _require_fits(config, source)
         if storage == "as stored" and source.gguf_path is not None:
@@ -258,10 +259,10 @@ def positions(config: Any) -> int | None:
     None: it has no limit of its own, as those with ALiBi or a recurrent state.
     """
     text = config.get_text_config()
-    if text.model_type == "rwkv" or getattr(text, "alibi", False):
-        return None
-    # n_positions, max_seq_len and their like are transformers' other names of it
+    # n_positions, max_seq_len and their like are transformers' other names of it; XLNet's is −1
     count, rope = getattr(text, "max_position_embeddings", None), getattr(text, "rope_parameters", None) or {}
+    if text.model_type == "rwkv" or getattr(text, "alibi", False) or (count is not None and count < 1):
+        return None
     if count is not None and rope.get("rope_type") in ("yarn", "dynamic"):  # `count` may be that without scaling
         return max(count, int(rope.get("factor", 1) * rope.get("original_max_position_embeddings", count)))
     return count

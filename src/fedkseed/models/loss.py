@@ -244,7 +244,7 @@ def option_losses(
     together, one by one.
 
     Args:
-        prompts: as tokens; they have one length where the model does not take positions (`takes_positions`).
+        prompts: as tokens; they have one length where padding before them counts (`ignores_padding`).
         options: the possible continuations of each prompt, as tokens.
     """
     with tail_shared(model, *(tuple(map(tuple, each)) for each in (prompts, *options))):
@@ -294,9 +294,16 @@ def _updated(layer: Any, rows: Tensor, *states: Any, **more: Any) -> Any:
     return chosen.update(*states, **more)
 
 
-def takes_positions(model: nn.Module) -> bool:
-    """Whether a model takes the positions of its tokens, so that padding before a text changes nothing."""
-    return "position_ids" in _arguments(model)
+def ignores_padding(model: nn.Module) -> bool:
+    """Whether padding before a text changes nothing: a model takes positions, and has no recurrent state."""
+    return _takes_positions(model) and _empty_cache(model) is not None
+
+
+def _takes_positions(model: nn.Module) -> bool:
+    """Whether a model takes the positions of its tokens, counted from 0; RoBERTa's kind counts from its padding on."""
+    inner: Any = _without_adapters(model)
+    from_padding = getattr(getattr(getattr(inner, "base_model", None), "embeddings", None), "padding_idx", None)
+    return "position_ids" in _arguments(model) and from_padding is None
 
 
 def _cache_of_beginning(model: nn.Module, texts: Sequence[Sequence[int]], most: int) -> DynamicCache | None:
@@ -305,7 +312,7 @@ def _cache_of_beginning(model: nn.Module, texts: Sequence[Sequence[int]], most: 
     None where it is not worth a pass, or the model can't go on from one.
     """
     alike = sum(1 for _ in takewhile(lambda column: len({*column}) == 1, zip(*texts, strict=False)))
-    if len(texts) == 1 or (shared := min(alike, most)) < MIN_SHARED or not takes_positions(model):
+    if len(texts) == 1 or (shared := min(alike, most)) < MIN_SHARED or not _takes_positions(model):
         return None
     cache = _empty_cache(model)
     if cache is None or any(cache.is_sliding):  # a window would count the padding between the beginning and the rest
@@ -353,7 +360,7 @@ def room_for(model: Any, prompt: int, wanted: int) -> int:
 
 def _continued(model: Any, tokens: Tensor, mask: Tensor, cache: Any, **more: Any) -> Any:
     """A model's output for tokens after those in its cache, which grows by them; `mask` is of both."""
-    if takes_positions(model):
+    if _takes_positions(model):
         more["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
     more |= {_cache_name(model) or CACHES[0]: cache}
     return model(input_ids=tokens, attention_mask=mask, use_cache=True, **more)
@@ -380,5 +387,8 @@ def last_logits(model: nn.Module, count: int) -> dict[str, int]:
 
 
 def _arguments(model: nn.Module) -> frozenset[str]:
-    inner: Any = getattr(model, "get_base_model", lambda: model)()  # a PEFT model passes unknown arguments on to it
-    return frozenset(inspect.signature(inner.forward).parameters)
+    return frozenset(inspect.signature(_without_adapters(model).forward).parameters)  # peft passes unknown ones on
+
+
+def _without_adapters(model: nn.Module) -> Any:
+    return getattr(model, "get_base_model", lambda: model)()
