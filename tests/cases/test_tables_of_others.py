@@ -133,6 +133,17 @@ NO = ["FALSE", "Falsch", "faux", "FALSO", "no", "Nein", "non", "0", "0,0"]
 YES = ["TRUE", "Wahr", "vrai", "verdadero", "vero", "yes", "JA", "oui", "sí", "1", "1,0"]
 
 
+@pytest.mark.parametrize("column", ["context", "input"])
+def test_a_context_that_stands_for_none_is_none_and_counted(tmp_path, column):
+    """As Alpaca's <noinput>, or a missing cell that a program wrote out."""
+    none, contexts = ["<noinput>", "nan", " N/A ", "None", "--", "NULL"], ["", "Nan is 90.", "NA, K and Mg", "keine"]
+    rows = [["instruction", column, "output"], *([f"What is {k}?", c, "7"] for k, c in enumerate(none + contexts))]
+    read = file_of(tmp_path, csv_of(rows))
+    assert [example.context for example in read.examples] == [""] * len(none) + contexts
+    assert read.unused == {f"the context {c.strip()!r}": 1 for c in none}
+    assert "not used: the context '<noinput>' (1), the context 'nan' (1)" in read.summary()
+
+
 def test_a_flag_of_a_table_leaves_rows_out_in_the_words_of_five_languages(tmp_path):
     rows = [["question", "answer", "train"], *([f"Is {flag} {k}?", "it is", flag] for k, flag in enumerate(NO + YES))]
     read = file_of(tmp_path, csv_of(rows, ";"))

@@ -177,6 +177,9 @@ class RowLayout:
         self._count(row, extras, where, counts)
         asked, context, response = text_of("instruction"), text_of("context"), text_of("response")
         response = "" if counts[SKIPPED] else response
+        if is_placeholder(context, NO_CONTEXT):
+            counts[f"the context {context.strip()!r}"] += 1
+            context = ""
         if not system and not earlier:
             return Example(asked, response, context, category)
         asked += f"\n\n{context}" if context else ""
@@ -418,6 +421,7 @@ PLACEHOLDERS = {
     "na", "nv", "nan", "nil", "null", "none", "tbd", "tba", "todo", "ka", "keine", "keineangabe", "entfallt", "offen",
     "nd", "neant", "aucun", "aucune", "ninguno", "ninguna", "nessuno", "nessuna",
 }  # fmt: skip
+NO_CONTEXT = {"na", "nan", "nil", "null", "none", "noinput"}  # of a context, which words of a language may well be
 MARKS_ALONE = re.compile(r"[-–—_.…/?*\s]+|#\S+[!?]")  # a dash or dots; an error of a cell, as #REF!
 EXPECTED = ", or ".join(f"{' and '.join(layout.needed_columns)} ({name})" for name, layout in LAYOUTS.items())
 
@@ -454,10 +458,10 @@ def alike_in_form(responses: Iterable[str]) -> tuple[str, ...]:
     return pair
 
 
-def is_placeholder(answer: str) -> bool:
-    """Whether a text is none, as "n/a" or "-"."""
-    words = answer.strip()
-    return len(words) < 20 and (simplified(words) in PLACEHOLDERS or MARKS_ALONE.fullmatch(words) is not None)
+def is_placeholder(text: str, names: Collection[str] = PLACEHOLDERS) -> bool:
+    """Whether a text stands for none, as "n/a" or "-": by its letters, or as signs alone."""
+    words = text.strip()
+    return len(words) < 20 and (simplified(words) in names or MARKS_ALONE.fullmatch(words) is not None)
 
 
 def names_of(columns: Columns, fields: Iterable[str] = ()) -> list[str]:
