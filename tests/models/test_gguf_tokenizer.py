@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from fedkseed import FedKSeedError
 from fedkseed.data.sources import read
+from fedkseed.data.wording import Wording
 from fedkseed.models.gguf_tokenizer import BY_NAME, BYTE_TOKENS, CONTRACTIONS, CUTS, REST, WORDS
 from fedkseed.models.load import load_tokenizer
 from fedkseed.tuned.gguf import write_gguf
@@ -161,7 +162,7 @@ def test_texts_are_cut_as_llama_cpp_cuts_them_by_each_of_its_names(name, tmp_pat
     there, here = LlamaCpp(tmp_path / "b.gguf"), load_tokenizer(str(tmp_path / "b.gguf"))
     first = load_tokenizer(str(tmp_path / "a.gguf"))
 
-    @settings(max_examples=100)
+    @settings(max_examples=100, deadline=None)
     @given(st.lists(st.sampled_from([*LETTERS, "<｜User｜>", "<end>"]), max_size=20).map("".join))
     def agree(text: str) -> None:
         assert here(text).input_ids == there.tokens(text) == first(text).input_ids
@@ -218,6 +219,63 @@ def test_what_llama_cpp_would_cut_otherwise_is_refused(tmp_path):
         write_gguf(tmp_path / "a.gguf", model_for(with_merges), with_merges, "f16")
 
 
+# As DeepSeek publishes them, with line ends as they are, and a normaliser that has no steps.
+PUBLISHED = {
+    "deepseek-v3": [
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|"
+        " ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    ],
+    "deepseek-coder": ["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+"],
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_tokenizer_as_it_is_published_has_its_name(name, tmp_path):
+    steps = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PUBLISHED[name]]
+    digits = [pre_tokenizers.Digits(individual_digits=True)] * (name == "deepseek-coder")
+    tokenizer = of_bytes(pre_tokenizers.Sequence([*steps, *digits, BYTES]))
+    for letters in (normalizers.Sequence([]), normalizers.NFC(), normalizers.Sequence([normalizers.NFC()])):
+        tokenizer.backend_tokenizer.normalizer = letters
+        write_gguf(tmp_path / "a.gguf", model_for(tokenizer), tokenizer, "f16")
+        require_same_tokenizer(tmp_path / "a.gguf", tokenizer)
+    assert GGUFReader(tmp_path / "a.gguf").fields["tokenizer.ggml.pre"].contents() == name
+
+
+@pytest.mark.parametrize(
+    ("written", "change", "message"),
+    [
+        ("merges", lambda merges: [*merges, "zq xj"], "its merge 'zq', 'xj' is not of tokens of its vocabulary"),
+        ("merges", lambda merges: ["zqxj", *merges], "its merge 'zqx'"),
+        ("merges", lambda merges: ["e t h", *merges], "its merge 'e', 't h'"),
+        ("list", lambda texts: [*texts[:-1], texts[9]], "two tokens of its vocabulary are"),
+    ],
+)
+def test_damaged_fields_of_a_tokenizer_are_refused(written, change, message, tmp_path, monkeypatch):
+    name, made = f"add_token_{written}", of_bytes(CUT)
+    write = getattr(GGUFWriter, name)
+    monkeypatch.setattr(GGUFWriter, name, lambda writer, content: write(writer, change(content)))
+    write_gguf(tmp_path / "a.gguf", model_for(made), made, "f16")
+    with pytest.raises(FedKSeedError, match=rf"a\.gguf can't be loaded: {message}"):
+        load_tokenizer(str(tmp_path / "a.gguf"))
+
+
+@pytest.mark.parametrize("name", ["my-Phi-3-mini", "other"])
+def test_special_tokens_of_phi_3_take_the_space_behind_them(name, tmp_path):
+    tokenizer = of_pieces(prepends=True)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["</s>", "<|user|>", "<|endoftext|>"]})
+    model = model_for(tokenizer)
+    model.config.name_or_path = name
+    write_gguf(tmp_path / "a.gguf", model, tokenizer, "f16")
+    there, here = LlamaCpp(tmp_path / "a.gguf"), load_tokenizer(str(tmp_path / "a.gguf"))
+    texts = [f"{token}{space}How many{space}{token}" for token in ("<|user|>", "</s>", "<|endoftext|>", "<s>")
+             for space in ("\n", " ", " \n\n ", "")]  # fmt: skip
+    for text in texts:
+        assert here(text).input_ids == there.tokens(text), text
+    assert (here("<|user|>\nHow").input_ids == here("<|user|>How").input_ids) == (name != "other")
+
+
 TEMPLATE = "{% for m in messages %}{{ m.role }}<end> {{ m.content }}<end>{% endfor %}"
 
 
@@ -227,7 +285,7 @@ def test_a_written_file_cuts_messages_as_the_tokenizer_or_is_refused(strips, tmp
     tokenizer.add_tokens([AddedToken("<end>", special=True, normalized=False, rstrip=strips)])
     tokenizer.chat_template = TEMPLATE
     write_gguf(tmp_path / "a.gguf", model_for(tokenizer), tokenizer, "f16")
-    with pytest.raises(FedKSeedError, match=r"gives other tokens.*--format hf") if strips else nullcontext():
+    with pytest.raises(FedKSeedError, match=r"into other tokens.*--format hf") if strips else nullcontext():
         require_same_tokenizer(tmp_path / "a.gguf", tokenizer)
     loaded = load_tokenizer(str(tmp_path / "a.gguf"))
     letters = pre_tokenizers.Split(Regex("."), "isolated")
@@ -244,10 +302,15 @@ def test_a_space_before_the_first_word_alone_is_none_in_messages_that_a_special_
     tokenizer.backend_tokenizer.normalizer = None
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first", split=False)
     tokenizer.add_special_tokens({"additional_special_tokens": ["</s>"]})
-    tokenizer.chat_template = "</s>" * begins + "say: {{ messages[0].content }}" + "</s>" * begins + "{# #}"
+    template = "</s>" * begins + "say: {{ messages[0].content }}" + "</s>" * begins + "{# #}"
+    tokenizer.chat_template = template
     write_gguf(tmp_path / "a.gguf", model_for(tokenizer), tokenizer, "f16")
     require_same_tokenizer(tmp_path / "a.gguf", tokenizer)
     there = LlamaCpp(tmp_path / "a.gguf")
+    tokenizer.chat_template = Wording("paper").chat_template(tokenizer)  # in words of its own
+    write_gguf(tmp_path / "b.gguf", model_for(tokenizer), tokenizer, "f16", words=Wording("paper"))
+    require_same_tokenizer(tmp_path / "b.gguf", tokenizer, Wording("paper"))
+    tokenizer.chat_template = template
     for text in TEXTS[:4]:
         said = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False)
         assert there.tokens(said)[1:] == tokenizer(said, add_special_tokens=False).input_ids

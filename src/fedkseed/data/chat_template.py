@@ -206,6 +206,15 @@ def _tried(tokenizer: Any, text: str) -> ChatTemplate:
     return ChatTemplate(tokenizer, text, *shape)
 
 
+def request(tokenizer: Any, messages: Messages, day: date) -> str:
+    """The text by which a tokenizer's chat template asks for an answer to messages.
+
+    Args:
+        day: the date for a template that writes one.
+    """
+    return _rendered(tokenizer, pinned(tokenizer, day), messages, asks=True)[0]
+
+
 def uses_clock(tokenizer: Any) -> bool:
     """Whether a tokenizer's chat template writes today's date."""
     text = _own_text(tokenizer)

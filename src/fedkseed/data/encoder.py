@@ -1,6 +1,6 @@
 """Rows of a recipe as tokens: in its wording, and within its limit."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -182,8 +182,8 @@ class Encoder:
         if rows := sum(unknown in example.tokens for example in encoded.examples):
             about = f"{rows:,} of {len(encoded.examples):,} examples of the {name} have words or letters unknown to the"
             yield f"warning: {about} tokenizer, which makes {self.tokenizer.unk_token} of them"
-        special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
-        if tokens := [token for each in encoded.examples if (token := _first_of(special, each.example))]:
+        special = {n: token.content for n, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        if tokens := [token for each in encoded.examples if (token := _special_in(each, special))]:
             about = f"{len(tokens):,} of {len(encoded.examples):,} examples of the {name} have special tokens in their"
             yield f"warning: {about} own text, as {tokens[0]}, which the model reads as such: rewrite or remove them"
         if encoded.refused:
@@ -204,11 +204,13 @@ class Encoder:
         return encoded
 
 
-def _first_of(tokens: Sequence[str], example: Example) -> str | None:
-    """The first of some tokens that a row's own text has; those of a plain text are its format."""
+def _special_in(encoded: Encoded, special: Mapping[int, str]) -> str | None:
+    """A special token that a row's own text has; those in a plain text are its format."""
+    example = encoded.example
     parts = () if example.plain else (example.instruction, example.context, example.response)
     texts = [*parts, *(turn.text for turn in example.turns)]
-    return next((token for token in tokens if any(token in text for text in texts)), None)
+    there = (special[number] for number in dict.fromkeys(encoded.tokens) if number in special)
+    return next((token for token in there if any(token in text for text in texts)), None)
 
 
 def context_of(recipe: Recipe, tokenizer: Any) -> int | None:

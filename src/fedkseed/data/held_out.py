@@ -112,11 +112,12 @@ def draw_sets(rows: HeldOutRows, encoder: Encoder, note: Note) -> tuple[HeldOut,
     reported, validation = usual[: len(usual) - chooses], usual[len(usual) - chooses :]
     if len(reported) < FEWEST:
         note(f"{len(reported)} held-out rows can't say if the model becomes better: hold out {FEWEST} or more of them")
-    sizes = [len(e.tokens) - e.prompt for e in reported[: settings.generated] if settings.written]
+    compared = [e.example.response for e in reported[: settings.generated] if settings.written]
+    sizes = list(map(len, encoder.tokenizer(compared, add_special_tokens=False).input_ids)) if compared else []
     if long := [size for size in sizes if size > settings.max_new_tokens]:
         note(
-            f"warning: [evaluation] max_new_tokens = {settings.max_new_tokens:,} ends answers before {len(long):,} of "
-            f"{len(sizes):,} responses that they are compared with end; the longest has {max(long):,} tokens"
+            f"warning: [evaluation] max_new_tokens = {settings.max_new_tokens:,} cuts answers short: {len(long):,} of "
+            f"the {len(sizes):,} responses that they are compared with are longer, the longest has {max(long):,} tokens"
         )
     sets = {VALIDATION: held_out_of(validation, rows.every, encoder)} if validation else {}
     for table in settings.further:

@@ -146,6 +146,7 @@ def require_used(loaded: Any, config: Any, report: Mapping[str, Any], model: str
     """
     if absent := [*report["missing_keys"], *report["mismatched_keys"]]:
         kind, kinds = type(loaded).__name__, getattr(config, "architectures", None) or []
+        kinds = [] if getattr(config, "sub_configs", None) else kinds  # text is a part of these
         raise FedKSeedError(
             f"the model {model} lacks {len(absent)} of its weights, the first is {min(map(str, absent))}; "
             "they would be random, and differ from party to party; get the whole model"

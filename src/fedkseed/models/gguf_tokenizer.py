@@ -6,6 +6,7 @@ token's score is the negative rank of its merge.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ LLAMA_3 = CONTRACTIONS + WORDS + r"\p{N}{1,3}" + REST
 SMALL, LARGE = r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
 SMALL_WORD, LARGE_WORD = f"{LETTERS}[{LARGE}]*[{SMALL}]+", f"{LETTERS}[{LARGE}]+[{SMALL}]*"
 REST_OF_PATHS = REST.replace(r"[\r\n]*", r"[\r\n/]*")
-SIGNS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
+SIGNS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 NO_PUNCTUATION = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 
@@ -47,18 +48,18 @@ class Cuts(NamedTuple):
     alike: str = ""
 
 
-# By llama.cpp's name (src/llama-vocab.cpp there); the expressions are those of the models' own tokenizers, of which
-# llama.cpp has some in a form of its own. Of equal ones the first is written.
+# By llama.cpp's name (src/llama-vocab.cpp there); where llama.cpp has an expression of the model's own tokenizer in
+# another form, it is the model's own. Of equal ones the first is written.
 CUTS = {
     "gpt-2": Cuts([GPT_2], alike="phi-2 mpt olmo jais trillion gigachat a.x-4.0 mellum exaone4 granite-docling"),
     "smollm": Cuts([r"\p{N}", GPT_2], alike="starcoder refact command-r codeshell exaone minerva-7b mellum2"),
     "llama-bpe": Cuts(
-        [LLAMA_3], whole=True, begins=True, alike="llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2"
+        [LLAMA_3], whole=True, begins=True, alike="llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano"
     ),
     "dbrx": Cuts([LLAMA_3], alike="smaug-bpe glm4 chatglm-bpe"),
     "qwen2": Cuts(
         [CONTRACTIONS + WORDS + r"\p{N}" + REST],
-        alike="deepseek-r1-qwen stablelm2 hunyuan megrez kormo solar-open grok-2",
+        alike="deepseek-r1-qwen stablelm2 hunyuan megrez kormo f2llmv2 solar-open grok-2",
     ),
     "qwen35": Cuts(
         [CONTRACTIONS + f"|{LETTERS}" + r"[\p{L}\p{M}]+|\p{N}" + REST.replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")]
@@ -66,7 +67,7 @@ CUTS = {
     "tekken": Cuts([rf"{SMALL_WORD}|{LARGE_WORD}|\p{{N}}{REST_OF_PATHS}"], whole=True, begins=True),
     "gpt-4o": Cuts(
         [rf"{SMALL_WORD}{CONTRACTIONS}?|{LARGE_WORD}{CONTRACTIONS}?|\p{{N}}{{1,3}}{REST_OF_PATHS}"],
-        alike="llama4 kanana2 minimax-m2",
+        alike="llama4 kanana2 talkie minimax-m2",
     ),
     "deepseek-v3": Cuts(
         [
@@ -89,57 +90,66 @@ BYTE_TOKENS = {f"<0x{byte:02X}>" for byte in range(256)}
 
 
 def load(path: Path) -> Any | None:
-    """The tokenizer of a file, as llama.cpp cuts texts; None: it is of a third kind, or of merges of pieces.
+    """The tokenizer of a file, as llama.cpp cuts texts; None: it is neither of bytes with merges nor of scored pieces.
 
     transformers cuts texts as GPT-2 does where it does not know the name, and cuts special tokens of other letters than
     the alphabet of bytes, as DeepSeek's.
 
     Raises:
-        FedKSeedError: the name of how texts are cut is not known here.
+        FedKSeedError: the name of how texts are cut is not known here, two tokens are alike, or a merge is of none.
     """
-    reader, begin = gguf.GGUFReader(str(path)), "tokenizer.ggml."
-    fields = {n.removeprefix(begin): field for n, field in reader.fields.items() if n.startswith("tokenizer.")}
+    fields = gguf.GGUFReader(str(path)).fields
 
-    def field(name: str, default: Any) -> Any:
-        return fields[name].contents() if name in fields else default
+    def field(name: str, default: Any, begin: str = "tokenizer.ggml.") -> Any:
+        return fields[begin + name].contents() if begin + name in fields else default
 
-    kind, texts = field("model", ""), field("tokens", [])
+    way, texts = field("model", ""), [text or f"[EMPTY_{n}]" for n, text in enumerate(field("tokens", []))]
+    if len({*texts}) < len(texts):
+        raise FedKSeedError(f"two tokens of its vocabulary are {Counter(texts).most_common(1)[0][0]!r}")
     kinds = field("token_type", None) or [TokenType.NORMAL] * len(texts)
     numbers = {f"{name}_token": field(f"{long}_token_id", None) for name, long in ENDS.items()}
     special = {name: texts[n] for name, n in numbers.items() if n is not None and 0 <= n < len(texts)}
-    if kind == "llama" and "scores" in fields:
+    if way == "llama" and (scores := field("scores", None)) is not None:
         prefix, begins = bool(field("add_space_prefix", True)), True
-        backend = sentencepiece.of_gguf(texts, kinds, field("scores", []), special.get("unk_token"), prefix)
-    elif kind == "gpt2" and "merges" in fields:
-        if (cuts := BY_NAME.get(name := field("pre", "default"))) is None:
+        backend = sentencepiece.of_gguf(texts, kinds, scores, special.get("unk_token"), prefix)
+    elif way == "gpt2" and (merges := field("merges", None)) is not None:
+        if (cuts := BY_NAME.get(name := field("pre", "") or "default")) is None:
             raise FedKSeedError(
                 f"its tokenizer cuts texts as llama.cpp's {name!r} (tokenizer.ggml.pre), which is not known here; take "
                 f"the model's folder of safetensors. Known are {', '.join(BY_NAME)}"
             )
-        backend, begins = _of_bytes(texts, kinds, field("merges", []), cuts), cuts.begins
+        backend, begins = _of_bytes(texts, merges, cuts), cuts.begins
     else:
         return None
+    is_phi = any(name in field("name", "", "general.").lower() for name in ("phi-3", "phi3"))  # so says llama.cpp
+    sentencepiece.add_whole(backend, texts, kinds, strips=is_phi)
     sentencepiece.add_ends(backend, special, field("add_bos_token", begins), field("add_eos_token", False))
-    templates = {"chat_template": field("tokenizer.chat_template", None)}
+    templates = {"chat_template": field("chat_template", None, "tokenizer.")}
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special, **templates)
 
 
-def _of_bytes(texts: Sequence[str], kinds: Sequence[int], merges: Sequence[str], cuts: Cuts) -> Tokenizer:
-    """Byte-level encoding by a file's merges, each of two tokens with a space between them."""
-    pairs = [(merge[:at], merge[at + 1 :]) for merge in merges if (at := merge.index(" ", 1))]
-    backend = Tokenizer(BPE({text: n for n, text in enumerate(texts)}, pairs, ignore_merges=cuts.whole))
+def _of_bytes(texts: Sequence[str], merges: Sequence[str], cuts: Cuts) -> Tokenizer:
+    """Byte-level encoding by a file's merges, each of two tokens with a space between them, which make a third."""
+    vocabulary = {text: n for n, text in enumerate(texts)}
+    pairs = [(merge[:at], merge[at + 1 :]) for merge in merges for at in [merge.find(" ", 1)]]
+    for first, second in pairs:  # the library would end in a panic
+        if not {first, second, first + second} <= vocabulary.keys():
+            raise FedKSeedError(
+                f"its merge {first!r}, {second!r} is not of tokens of its vocabulary; get the file again"
+            )
+    backend = Tokenizer(BPE(vocabulary, pairs, ignore_merges=cuts.whole))
     split = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in cuts.expressions]
     of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence([*split, of_bytes]), decoders.ByteLevel()
-    sentencepiece.add_whole(backend, texts, kinds)
     return backend
 
 
-def add_tokenizer(writer: GGUFWriter, tokenizer: Any, config: Any) -> None:
+def add_tokenizer(writer: GGUFWriter, tokenizer: Any, config: Any, text: str = "") -> None:
     """Write a tokenizer's fields: tokens, merges or scores, special tokens, chat template.
 
     Args:
         config: the model's; its vocabulary may be larger than the tokenizer's, and special tokens beyond are left out.
+        text: one as the model will mostly be given, which may begin with a special token.
 
     Raises:
         FedKSeedError: llama.cpp has no such tokenizer.
@@ -152,7 +162,8 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: Any, config: Any) -> None:
             "byte-pair encoding; export with --format hf"
         )
     if model.get("byte_fallback"):
-        prefix, unknown = _space_prefix(described, tokenizer), model.get("unk_token")
+        prefix = _space_prefix(described, text.startswith(tuple(tokenizer.get_added_vocab())))
+        unknown = model.get("unk_token")
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
         writer.add_add_space_prefix(prefix)
@@ -189,9 +200,10 @@ def _name_of_cuts(described: Mapping[str, Any]) -> str:
 
     That llama.cpp does not compose letters, as Qwen's tokenizer does (NFC), is let be: its makers' files do the same.
     """
-    if (letters := (described.get("normalizer") or {}).get("type")) not in (None, "NFC"):
+    letters = described.get("normalizer") or {"type": "Sequence", "normalizers": []}
+    if others := {step["type"] for step in letters.get("normalizers", [letters])} - {"NFC"}:
         raise FedKSeedError(
-            f"a tokenizer that changes letters ({letters}) can't be written as GGUF; export with --format hf"
+            f"a tokenizer that changes letters ({min(others)}) can't be written as GGUF; export with --format hf"
         )
     first = described.get("pre_tokenizer") or {}
     parts = first.get("pretokenizers", [first])
@@ -215,24 +227,21 @@ def _steps(part: Mapping[str, Any]) -> list[str]:
     if kind == "Digits" and part.get("individual_digits"):
         return [r"\p{N}"]
     if kind == "Split" and part.get("behavior") == "Isolated" and not part.get("invert"):
-        return [part["pattern"].get("Regex", "")]
+        return [part["pattern"].get("Regex", "").replace("\r", r"\r").replace("\n", r"\n")]
     return [str(kind)]
 
 
-def _space_prefix(described: Mapping[str, Any], tokenizer: Any) -> bool:
+def _space_prefix(described: Mapping[str, Any], special_first: bool) -> bool:
     """Whether SentencePiece's encoding puts a space before a text; other encodings are refused.
 
-    llama.cpp puts one behind each special token, too. One before the first word alone is none in messages that a
-    special token begins.
+    llama.cpp puts one behind each special token, too. An encoding that puts one before a text alone, and not behind
+    special tokens, puts none into a text that begins with one.
     """
     cut = described.get("pre_tokenizer") or {}
     steps = (described.get("normalizer") or {}).get("normalizers", [])
     if cut.get("type") == "Metaspace" and not steps and not cut.get("split", True):
         scheme = cut.get("prepend_scheme", "always")
-        if scheme == "first" and tokenizer.chat_template:
-            text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
-            return not text.startswith(tuple(tokenizer.get_added_vocab()))
-        return scheme != "never"
+        return scheme == "always" or (scheme == "first" and not special_first)
     replaces = [step for step in steps if step == {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
     prepends = [step for step in steps if step == {"type": "Prepend", "prepend": "▁"}]
     if not cut and len(replaces) == 1 and len(replaces) + len(prepends) == len(steps):

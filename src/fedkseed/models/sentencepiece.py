@@ -25,6 +25,7 @@ OTHERS = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 CLASSES = (None, "LlamaTokenizer", "LlamaTokenizerFast")  # whose tokens have the numbers of the file's pieces
 MOST, LONGEST = 1 << 23, 256  # bytes, and letters of a piece; the file of 256,000 pieces has 4 MB, spaces have 16
 NORMAL, CONTROL, USER, BYTE = 1, 3, 4, 6  # kinds of pieces
+KEEPING = {"<unk>", "<s>", "<|endoftext|>"}  # of Phi-3's special tokens, those that leave white space behind them
 BYTE_PAIRS = 2  # kind of a model
 
 
@@ -54,12 +55,13 @@ def _backend(content: bytes, about: dict[str, Any]) -> tuple[Tokenizer, dict[str
     pieces = [_message(piece) for piece in whole[1]]
     trainer, rules = (_message(b"".join(whole.get(number, ()))) for number in (2, 3))
     texts, kinds = [piece[1][-1].decode() for piece in pieces], [_last(piece, 3, NORMAL) for piece in pieces]
-    if _last(trainer, 3, 1) != BYTE_PAIRS or USER in kinds or max(map(len, texts)) > LONGEST:
+    if _last(trainer, 3, 1) != BYTE_PAIRS or USER in kinds:
         raise FedKSeedError(f"{FILE} is not of Llama's kind (byte pairs, no pieces of a user's); add a tokenizer.json")
     scores = [struct.unpack("<f", piece[2][-1])[0] for piece in pieces]
     fields = {"unk_token": (40, 0), "bos_token": (41, 1), "eos_token": (42, 2)}  # −1, as unsigned: none
     special = {name: texts[n] for name, field in fields.items() if (n := _last(trainer, *field)) < len(texts)}
     backend = _pairs(texts, kinds, scores, special.get("unk_token"), bool(_last(trainer, 35, 0)))
+    add_whole(backend, texts, kinds)
     steps: list[Any] = [normalizers.Precompiled(letters) for letters in rules.get(2, ()) if letters]
     if _last(rules, 4, 1):  # spare spaces go; other white space stays
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
@@ -84,20 +86,29 @@ def of_gguf(
 def _pairs(
     texts: Sequence[str], kinds: Sequence[int], scores: Sequence[float], unknown: str | None, falls_back: bool
 ) -> Tokenizer:
-    """Byte pairs of pieces, of which the one with the highest score is merged first; special ones are added tokens."""
+    """Byte pairs of pieces, of which the one with the highest score is merged first.
+
+    Raises:
+        FedKSeedError: a piece is longer than LONGEST letters.
+    """
+    if (longest := max(map(len, texts))) > LONGEST:
+        raise FedKSeedError(f"a piece of its tokenizer has {longest:,} letters, at most {LONGEST} go")
     ranks = {text: -score for text, kind, score in zip(texts, kinds, scores, strict=True) if kind == NORMAL}
     cuts = ((rank, text[:k], text[k:]) for text, rank in ranks.items() for k in range(1, len(text)))
     merges = [cut[1:] for cut in sorted(cut for cut in cuts if cut[1] in ranks and cut[2] in ranks)]
     vocabulary = {text: n for n, text in enumerate(texts)}
-    backend = Tokenizer(BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=falls_back))
-    add_whole(backend, texts, kinds)
-    return backend
+    return Tokenizer(BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=falls_back))
 
 
-def add_whole(backend: Tokenizer, texts: Sequence[str], kinds: Sequence[int]) -> None:
-    """Make tokens that texts hold as they are, the special ones and a user's, added tokens."""
+def add_whole(backend: Tokenizer, texts: Sequence[str], kinds: Sequence[int], strips: bool = False) -> None:
+    """Make tokens that texts hold as they are, the special ones and a user's, added tokens.
+
+    Args:
+        strips: whether white space behind them is left out, but for KEEPING.
+    """
     for add, kind in ((backend.add_special_tokens, CONTROL), (backend.add_tokens, USER)):
-        add([AddedToken(t, normalized=False) for t, k in zip(texts, kinds, strict=True) if k == kind])
+        whole = [text for text, k in zip(texts, kinds, strict=True) if k == kind]
+        add([AddedToken(text, normalized=False, rstrip=strips and text not in KEEPING) for text in whole])
 
 
 def _write_spaces(backend: Tokenizer, steps: Sequence[Any], prefix: bool, everywhere: bool) -> None:

@@ -62,9 +62,10 @@ def export(
             file = f"model-{kind}.gguf"
             model = tuned.merged() if tuned.adapters is None else _merged(tuned)[0]
             tuned.note(f"writing {file}, and reading it back")
-            write_gguf(part / file, model, tokenizer, kind, tuned.source, words if tuned.worded else None)
+            of_tuning = words if tuned.worded else None
+            write_gguf(part / file, model, tokenizer, kind, tuned.source, of_tuning)
             if tuned.source is None:  # of a GGUF file the fields are copied
-                require_same_tokenizer(part / file, tokenizer)
+                require_same_tokenizer(part / file, tokenizer, of_tuning)
             (part / "Modelfile").write_text(modelfile(file, tokenizer, words), encoding="utf-8")
             notes = [f"The file `{file}` holds the whole model, for `llama.cpp`; `Modelfile` is for Ollama."]
         elif tuned.adapter is not None and format_ == "fedkseed":

@@ -6,6 +6,7 @@ file itself, all fields are copied: description, tokenizer and chat template.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
-from ..data.layouts import Example
+from ..data.chat_template import request
+from ..data.layouts import USER, Example
 from ..data.wording import Wording, beginning
 from ..errors import FedKSeedError
 from ..files import border
@@ -147,7 +149,7 @@ def write_gguf(
     if source is None:
         for name, factors in describe(writer, model, names.architecture).items():
             add(name, factors)
-        add_tokenizer(writer, tokenizer, model.config)
+        add_tokenizer(writer, tokenizer, model.config, _message(tokenizer, words))
         for name, parameter in names.names.items():
             add(name, parameters[parameter])
     else:
@@ -177,6 +179,13 @@ def write_gguf(
     writer.add_file_type(number)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _write_file(path, writer, tensors)
+
+
+def _message(tokenizer: Any, words: Wording | None) -> str:
+    """A message as the model is given it; empty where its wording has no chat template, but words of its own."""
+    if not tokenizer.chat_template or (words is not None and words.template != "chat"):
+        return ""
+    return request(tokenizer, [{"role": USER, "content": "a"}], (words and words.date) or date.today())
 
 
 def _turns(tokenizer: Any, words: Wording) -> dict[str, Any]:

@@ -3,14 +3,18 @@
 Files are memory-mapped, so that no second model is in memory; a probe of a few tokens goes through the model.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..data.chat_template import request
+from ..data.layouts import USER, Example
+from ..data.wording import Wording
 from ..errors import FedKSeedError
 from ..models.load import load_tokenizer
 from ..weights.lazy import Lazy
@@ -20,7 +24,7 @@ from ..weights.lazy import Lazy
 ROUNDING = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
 SHARES = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.1}
 TEXT = "Question: 12 cafés — how  MANY? <b>Antwort</b>\n\tIt's 7.\n\n3) ﬁne Ａ"
-CHAT = [{"role": "user", "content": TEXT}]
+CHAT = [{"role": USER, "content": TEXT}]
 
 
 @torch.inference_mode()
@@ -108,17 +112,22 @@ def require_finite(is_finite: Any, name: str, kind: str) -> None:
         )
 
 
-def require_same_tokenizer(path: Path, tokenizer: Any) -> None:
-    """Refuse a folder or GGUF file whose tokenizer gives other tokens than the one that was to be written to it."""
-    again, is_file = load_tokenizer(str(path)), path.is_file()
-    texts: list[Callable[[Any], Any]] = [lambda words: words(TEXT, add_special_tokens=not is_file).input_ids]
-    if tokenizer.chat_template:
-        texts = [] if is_file else texts  # what begins a text is set there by how messages begin
-        texts.append(lambda words: words(rendered(words), add_special_tokens=False).input_ids)
+def require_same_tokenizer(path: Path, tokenizer: Any, words: Wording | None = None) -> None:
+    """Refuse a folder or GGUF file that cuts a message otherwise than the tokenizer that was to be written to it.
 
-    def rendered(words: Any) -> str:
-        return words.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False)
+    Args:
+        words: the wording of tuning, whose prompt the file's chat template has to make; None: the tokenizer's own.
+    """
+    again, is_file, day = load_tokenizer(str(path)), path.is_file(), (words and words.date) or date.today()
 
-    if any(text(again) != text(tokenizer) for text in texts) or again.eos_token_id != tokenizer.eos_token_id:
+    def cut(of: Any) -> list[int]:
+        """The tokens of a message, or of a text where there is no chat template."""
+        return of(request(of, CHAT, day) if tokenizer.chat_template else TEXT, add_special_tokens=False).input_ids
+
+    expected = words.prompt(Example(TEXT, ""), tokenizer) if words is not None else cut(tokenizer)
+    is_same = cut(again) == expected and again.eos_token_id == tokenizer.eos_token_id
+    if not is_file:  # in a GGUF file what begins a text is set by how messages begin
+        is_same = is_same and again(TEXT).input_ids == tokenizer(TEXT).input_ids
+    if not is_same:
         advice = "llama.cpp can't cut texts as it does: export with --format hf" if is_file else "please report this"
-        raise FedKSeedError(f"the tokenizer in {path} gives other tokens than the model's; {advice}")
+        raise FedKSeedError(f"the tokenizer in {path} cuts {TEXT[:20]!r}… into other tokens than the model's; {advice}")
