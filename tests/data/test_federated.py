@@ -27,6 +27,7 @@ def tokenizer(model_folder):
 
 
 def recipe(tmp_path: Path, model_folder: Path, source: Path, **changes: str) -> Recipe:
+    changes = {"max_new_tokens": "max_new_tokens = 16"} | changes
     (tmp_path / "recipe.toml").write_text(recipe_text(model_folder, source, **changes))
     return load_recipe(tmp_path / "recipe.toml")
 
