@@ -118,7 +118,8 @@ def test_rows_that_are_left_out_have_no_influence(pairs, rows):
 def measured(tmp_path_factory, model_folder, data_file) -> Path:
     """A run with 12 evaluated rows."""
     folder = tmp_path_factory.mktemp("verdict")
-    text = recipe_text(model_folder, data_file, cohort="cohort = 4", examples="every = 1\nexamples = 12")
+    changes = {"cohort": "cohort = 4", "examples": "every = 1\nexamples = 12", "max_new_tokens": "max_new_tokens = 8"}
+    text = recipe_text(model_folder, data_file, **changes)
     (folder / "recipe.toml").write_text(text)
     start(load_recipe(folder / "recipe.toml"), folder / "run")
     return folder / "run"
