@@ -59,7 +59,7 @@ class Report:
     skipped: int  # probes left out because their loss was not finite, or because a difference of 0 has no sign
     scalar: float | None  # mean |ρ|; None where clients send something else
     seconds: float = 0.0  # from the broadcast to the next state
-    cpu_seconds: float | None = None  # of this process in that time, with the clients that run in it
+    cpu_seconds: float | None = None  # in that time, of this process and its workers
     total_down: int = 0  # bytes sent to all clients
     replayed: int = 0  # coefficients replayed by the client that was away longest
     staleness: tuple[int, ...] = ()  # of each client: rounds since the one that it began with

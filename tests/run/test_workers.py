@@ -32,12 +32,31 @@ def test_clients_side_by_side_give_the_same_run_bit_for_bit(tmp_path, model_fold
     assert (tmp_path / "1/adapter.safetensors").read_bytes() == (tmp_path / "2/adapter.safetensors").read_bytes()
 
 
-def test_the_processor_time_of_a_round_is_unknown_where_other_processes_train(recipe_file):
+def test_the_processor_time_of_a_round_is_of_all_processes(recipe_file):
     recipe = load_recipe(recipe_file)
     for at_once in (1, 2):
         with closing(Simulation(recipe.having(clients={"at_once": at_once}))) as simulation:
             report = simulation.round(simulation.strategy.server.init())[1]
-            assert (report.cpu_seconds is None) == (at_once > 1)
+            assert report.cpu_seconds is not None
+            assert report.cpu_seconds > 0
+
+
+def _busy(seconds):
+    def answer(*_):
+        begun = time.process_time()
+        while time.process_time() < begun + seconds:
+            pass
+        return b"", [0.5]
+
+    return answer
+
+
+def test_processor_seconds_of_workers_are_taken_once(tmp_path):
+    workers = Workers(2, 1, _busy, 0.1)
+    for clients in (3, 1, 0):
+        assert len([*workers.answers(dict.fromkeys(range(clients), b"x"))]) == clients
+        assert 0.1 * clients <= workers.take_cpu_seconds() <= 0.2 * clients
+    workers.close()
 
 
 def test_clients_that_remember_take_turns(tmp_path, model_folder, data_file):

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from warnings import warn
 
 import gguf
 from gguf import GGUFWriter, TokenType
@@ -117,6 +118,12 @@ def load(path: Path) -> Any | None:
             raise FedKSeedError(
                 f"its tokenizer cuts texts as llama.cpp's {name!r} (tokenizer.ggml.pre), which is not known here; take "
                 f"the model's folder of safetensors. Known are {', '.join(BY_NAME)}"
+            )
+        if not field("pre", ""):
+            warn(
+                f"{path} does not say how its tokenizer cuts texts (tokenizer.ggml.pre): they are cut as llama.cpp does "
+                "then, perhaps unlike in the model's training; a file made by a newer llama.cpp says it",
+                stacklevel=2,
             )
         backend, begins = _of_bytes(texts, merges, cuts), cuts.begins
     else:

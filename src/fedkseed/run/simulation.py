@@ -235,9 +235,12 @@ class Simulation:
                 del reply
 
         after, report = run_round(self.strategy, state, [*step.begun], recording, began, self._kept, broadcasts)
-        elsewhere = self._workers is not None or self.setup.weights.layout.entries[0].tensor.device.type != "cpu"
-        computed = None if elsewhere else report.cpu_seconds
-        return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)
+        spent = report.cpu_seconds
+        if isinstance(self._workers, Workers) and spent is not None:
+            spent += self._workers.take_cpu_seconds()
+        elif self._workers is not None or self.setup.weights.layout.entries[0].tensor.device.type != "cpu":
+            spent = None  # an engine's processes, perhaps of other machines, or a GPU did the work
+        return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=spent)
 
 
 def members_of(recipe: Recipe, count: int, secret: bytes = b"") -> "dict[int, MaskingClient]":

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -82,6 +83,7 @@ class Workers:
 
     def __init__(self, count: int, threads: int, prepare: Callable[..., Answer], *arguments: Any) -> None:
         self.count = count
+        self._cpu_seconds = 0.0
         self._pool = ProcessPoolExecutor(count, processes(), initializer=_begin, initargs=(threads, prepare, arguments))
 
     def answers(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes, list[float]]]:
@@ -93,7 +95,7 @@ class Workers:
         Raises:
             FedKSeedError: a process died.
         """
-        asked: dict[Future[tuple[bytes, list[float]]], int] = {}
+        asked: dict[Future[tuple[tuple[bytes, list[float]], float]], int] = {}
         clients = iter(messages.items())
         try:
             while True:
@@ -102,8 +104,10 @@ class Workers:
                 if not asked:
                     return
                 future = wait_for(asked, return_when=FIRST_COMPLETED).done.pop()
-                yield asked.pop(future), *future.result()
-                del future  # its upload can be all weights
+                answer, cpu_seconds = future.result()
+                self._cpu_seconds += cpu_seconds
+                yield asked.pop(future), *answer
+                del future, answer  # its upload can be all weights
         except BrokenProcessPool as error:
             raise FedKSeedError(
                 "a process that trains clients ended by itself, perhaps for want of memory; "
@@ -112,6 +116,11 @@ class Workers:
         finally:
             for future in asked:
                 future.cancel()
+
+    def take_cpu_seconds(self) -> float:
+        """The processor seconds of all answers since the last call; what processes take to begin is not counted."""
+        taken, self._cpu_seconds = self._cpu_seconds, 0.0
+        return taken
 
     def close(self) -> None:
         """End the processes at once, even in the middle of a step: only answers that were given are kept."""
@@ -140,5 +149,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _work(data: bytes, client: int) -> tuple[bytes, list[float]]:
-    return _answer(data, client)
+def _work(data: bytes, client: int) -> tuple[tuple[bytes, list[float]], float]:
+    begun = time.process_time()
+    return _answer(data, client), time.process_time() - begun
