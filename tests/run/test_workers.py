@@ -1,6 +1,8 @@
 """Clients side by side give what clients one after the other give."""
 
 import os
+import subprocess
+import sys
 import time
 from contextlib import closing
 
@@ -11,8 +13,10 @@ from fedkseed import FedKSeedError, Simulation
 from fedkseed.models.load import load_model
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.start_and_resume import start
-from fedkseed.run.workers import Workers
+from fedkseed.run.store import Store
+from fedkseed.run.workers import Workers, threads_of
 
+from ..commands import documented
 from ..conftest import recipe_text
 from ..wire.codec_calls import Alive
 
@@ -32,6 +36,18 @@ def test_clients_side_by_side_give_the_same_run_bit_for_bit(tmp_path, model_fold
     assert (tmp_path / "1/adapter.safetensors").read_bytes() == (tmp_path / "2/adapter.safetensors").read_bytes()
 
 
+def test_a_run_is_resumed_with_another_number_of_clients_side_by_side(tmp_path, model_folder, data_file):
+    """As the error of a process that ends for want of memory says; another recipe than the run's own is refused."""
+    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(recipe_text(model_folder, data_file, cohort="cohort = 2\nat_once = 2"))
+    digest, threads = start(load_recipe(recipe), run).digest, threads_of(load_recipe(recipe))
+    for at_once in (1, 2):
+        Store(run).rollback(1)
+        assert documented("resume", run, "--at-once", at_once)["digest"] == digest
+        assert Store(run).load_recipe().clients.at_once == at_once
+        assert Store(run).load_recipe().clients.threads == threads
+
+
 def test_the_processor_time_of_a_round_is_of_all_processes(recipe_file):
     recipe = load_recipe(recipe_file)
     for at_once in (1, 2):
@@ -39,6 +55,21 @@ def test_the_processor_time_of_a_round_is_of_all_processes(recipe_file):
             report = simulation.round(simulation.strategy.server.init())[1]
             assert report.cpu_seconds is not None
             assert report.cpu_seconds > 0
+
+
+def test_a_program_without_a_main_guard_runs_once(recipe_file, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import fedkseed as fk
+print("begun")
+recipe = fk.load_recipe({str(recipe_file)!r})
+simulation = fk.Simulation(recipe.having(clients={{"at_once": 2}}))
+state, report = fk.run_round(simulation.strategy, simulation.strategy.server.init(), [0, 1], simulation.transport)
+print(len(report.clients))
+simulation.close()
+""")
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert ended.stdout.split() == ["begun", "2"], ended.stderr
 
 
 def _busy(seconds):
@@ -100,7 +131,7 @@ def _dying():
 
 def test_a_process_that_dies_is_a_clear_error():
     workers = Workers(1, 1, _dying)
-    with pytest.raises(FedKSeedError, match="at_once to a smaller number"):
+    with pytest.raises(FedKSeedError, match="takes --at-once N, for fewer clients"):
         list(workers.answers({1: b"", 2: b""}))
     workers.close()
 

@@ -187,6 +187,9 @@ def resume(
     directory: Directory,
     tensorboard: TensorBoard = False,
     model: BaseModel = None,
+    at_once: Annotated[
+        int | None, Option(help="Clients that train side by side, where the recipe's number needs too much.", min=1)
+    ] = None,
     engine: Engine = "own",
     as_json: Json = False,
 ) -> None:
@@ -210,7 +213,7 @@ def resume(
     from ..run.start_and_resume import resume as resume_run
 
     with _processes(engine) as others, _resumable(directory), Bars(recipe.training.rounds) as bars:
-        result = resume_run(directory, bars, model, chosen, others)
+        result = resume_run(directory, bars, model, chosen, others, at_once)
     end_run(result, directory, as_json)
 
 

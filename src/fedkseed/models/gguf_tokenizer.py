@@ -121,8 +121,8 @@ def load(path: Path) -> Any | None:
             )
         if not field("pre", ""):
             warn(
-                f"{path} does not say how its tokenizer cuts texts (tokenizer.ggml.pre): they are cut as llama.cpp does "
-                "then, perhaps unlike in the model's training; a file made by a newer llama.cpp says it",
+                f"{path} does not say how its tokenizer cuts texts (tokenizer.ggml.pre): they are cut as llama.cpp "
+                "does then, perhaps unlike in the model's training; a file made by a newer llama.cpp says it",
                 stacklevel=2,
             )
         backend, begins = _of_bytes(texts, merges, cuts), cuts.begins

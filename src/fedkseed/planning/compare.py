@@ -6,7 +6,6 @@ run there before, so that neither libraries, compiled kernels nor threads count.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
@@ -26,7 +25,7 @@ from ..round import Round
 from ..run.needed_memory import LIBRARIES, needed_by
 from ..run.setup import Stopwatch
 from ..run.simulation import Simulation
-from ..run.workers import processes
+from ..run.workers import Processes
 from ..wire.codec import decode, encode
 from .forecast import sample_upload
 from .memory import Meter
@@ -98,7 +97,7 @@ def measure(recipe: Recipe, algorithm: str, shares: ClientShares | None = None) 
 
 
 def _in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
-    with ProcessPoolExecutor(1, processes()) as process:
+    with Processes(1) as process:
         return process.submit(function, *arguments).result()
 
 

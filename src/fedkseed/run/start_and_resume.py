@@ -18,6 +18,7 @@ from .ranks import Ranks
 from .ray_actors import RayActors
 from .simulation import Simulation
 from .store import Store
+from .workers import threads_of
 
 
 def start(
@@ -53,12 +54,13 @@ def start(
 
 def resume(
     directory: str | Path, progress: Progress | None = None, model: str | None = None, trackers: Collection[str] = (),
-    engine: Ranks | RayActors | None = None,
+    engine: Ranks | RayActors | None = None, at_once: int | None = None,
 ) -> Result:  # fmt: skip
     """Continue a run that was stopped, from its last committed round.
 
     Args:
         model: the place of the base model, if it has moved since; the run's recipe then names this place.
+        at_once: another number of clients that train side by side, which changes no result; the recipe then has it.
         trackers: names of trackers, beside those of [report] to.
         engine: see `Simulation`.
 
@@ -68,13 +70,15 @@ def resume(
     directory = Path(directory)
     store = Store(directory)
     recipe = store.load_recipe(model)
+    if at_once is not None:  # the threads of a client, by which last bits can differ, stay as they are
+        recipe = recipe.having(clients={"at_once": at_once, "threads": threads_of(recipe)})
     now = ActivityFile(progress or Silent(), [*recipe.report.to, *trackers])
     with (
         store.locked(),
         now.shown_in(directory),
         closing(Simulation(recipe, now, secret=kept_secret(recipe, directory), engine=engine)) as simulation,
     ):
-        if model is not None:
+        if (model, at_once) != (None, None):
             store.require_same(simulation.identity)
             store.change_recipe(recipe.to_toml())
         return work(store, simulation.federation)

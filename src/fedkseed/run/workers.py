@@ -21,6 +21,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from threading import RLock, Thread
 from typing import Any
+from unittest.mock import patch  # sets an attribute, and puts it back whatever is raised
 
 import torch
 from tqdm import tqdm
@@ -44,6 +45,21 @@ def processes() -> BaseContext:
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
+
+
+class Processes(ProcessPoolExecutor):
+    """An executor whose processes do not import the program that has it, as it would begin again in each of them.
+
+    A program with `if __name__ == "__main__":` around its work would not; what the processes run is all of this package.
+    """
+
+    def __init__(self, count: int, **options: Any) -> None:
+        super().__init__(count, processes(), **options)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a function in one of the processes, which begin here."""
+        with patch.multiple(sys.modules["__main__"], create=True, __spec__=None, __file__=None):
+            return super().submit(fn, *args, **kwargs)
 
 
 def threads_of(recipe: Recipe) -> int:
@@ -84,7 +100,7 @@ class Workers:
     def __init__(self, count: int, threads: int, prepare: Callable[..., Answer], *arguments: Any) -> None:
         self.count = count
         self._cpu_seconds = 0.0
-        self._pool = ProcessPoolExecutor(count, processes(), initializer=_begin, initargs=(threads, prepare, arguments))
+        self._pool = Processes(count, initializer=_begin, initargs=(threads, prepare, arguments))
 
     def answers(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes, list[float]]]:
         """The triples (client, upload, seconds of its local steps), in the order in which they come.
@@ -110,8 +126,8 @@ class Workers:
                 del future, answer  # its upload can be all weights
         except BrokenProcessPool as error:
             raise FedKSeedError(
-                "a process that trains clients ended by itself, perhaps for want of memory; "
-                "set [clients] at_once to a smaller number and resume the run"
+                "a process that trains clients ended by itself, perhaps for want of memory; `fedkseed resume` takes "
+                "--at-once N, for fewer clients side by side"
             ) from error
         finally:
             for future in asked:
