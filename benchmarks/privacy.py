@@ -46,7 +46,6 @@ from fedkseed.round import Round
 from fedkseed.run.simulation import Simulation
 from fedkseed.secure.accounting import epsilon_of, noise_for
 from fedkseed.secure.member import MaskingClient
-from fedkseed.strategies.checks import NONE
 from fedkseed.strategies.kseed import KSeed, State
 from fedkseed.strategies.masked import Masks, masked, simulated_key
 from fedkseed.strategies.noised import noised
@@ -97,8 +96,9 @@ def with_fault(strategy: Strategy[State], fault: str) -> Strategy[State]:
 
 def released(strategy: Strategy[State], state: State, changes: Floats) -> tuple[State, Floats]:
     """The state after a round with these changes of c, and what it says of their sum."""
+    none = np.empty(0, np.uint32)
     uploads = [
-        Change(strategy.run, state.round, client, 1, 1.0, 0, values.astype(np.float32), NONE, "exact")
+        Change(strategy.run, state.round, client, 1, 1.0, 0, values.astype(np.float32), none, "exact")
         for client, values in enumerate(changes)
     ]
     after = strategy.aggregate(state, uploads)

@@ -4,7 +4,7 @@ Every check (of configuration, files, messages, arguments of the public function
 its text on one line and exits with code 2.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,6 +50,12 @@ def others_border(what: str, advice: str = "") -> Iterator[None]:
         raise
     except Exception as error:
         raise FedKSeedError(f"{what}: {first_line(error)}{advice and '; '}{advice}") from error
+
+
+def require_choice(what: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse an unknown setting: a misspelt one must not be taken for another."""
+    if value not in choices:
+        raise FedKSeedError(f"no {what} is called {value!r}; choose one of {', '.join(map(str, choices))}")
 
 
 def first_line(error: BaseException) -> str:

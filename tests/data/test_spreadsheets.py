@@ -114,6 +114,7 @@ def test_merged_cells_are_those_of_each_row_and_empty_rows_are_none(tmp_path):
     for row in (["Frage", "Antwort", ""], ["Wann?", "früh", ""], [None, "spät", ""], [], ["Wo?", "hier", ""], [], []):
         sheet.append(row)
     sheet.merge_cells("A2:A3")
+    sheet.merge_cells("E1:E3")  # right of all cells
     sheet["B400"].font = Font(bold=True)
     book.save(tmp_path / "a.xlsx")
     file = file_of(tmp_path / "a.xlsx")

@@ -319,6 +319,12 @@ def test_a_chat_template_that_does_not_end_is_ended(tokenizer, monkeypatch, name
     assert sys.gettrace() is before
 
 
+def test_facts_of_a_strangers_file_are_texts():
+    assert Wording.read({"separator": "", "template": None}) == Wording(separator="")
+    with pytest.raises(FedKSeedError, match="the separator of a prompt is a text, got 5"):
+        Wording.read({"separator": 5})
+
+
 def test_an_unknown_template_is_refused():
     with pytest.raises(FedKSeedError, match="no template is called 'llama'"):
         Wording("llama")

@@ -21,7 +21,7 @@ from fedkseed.network.https.connections import Connections
 from fedkseed.network.protocol.certs import make, revoke
 from fedkseed.network.protocol.server.serving import begin
 from fedkseed.network.protocol.signatures import Audiences, public_key
-from fedkseed.run import needed_memory
+from fedkseed.weights import free_memory
 
 from ..commands import fedkseed, refused
 from .ports import free_port
@@ -223,7 +223,7 @@ def limited(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit of memory as the system states it."""
     for name, text in {"max": "5000000\n", "current": "2500000\n", "stat": "inactive_file 400\n"}.items():
         (site.folder / f"memory.{name}").write_text(text)
-    monkeypatch.setattr(needed_memory, "CGROUP", site.folder)
+    monkeypatch.setattr(free_memory, "CGROUP", site.folder)
 
 
 def test_a_model_that_is_too_big_for_a_limit_of_memory_is_refused_on_either_side(site, monkeypatch):

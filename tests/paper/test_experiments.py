@@ -70,6 +70,15 @@ def test_every_experiment_has_a_dry_run_which_needs_no_weights(name, scale, monk
     assert all(row["bytes down"] == 88 + 4 * 4096 and row["bytes up"] == 76 + 4 * 200 for row in kseed)
 
 
+def test_a_dry_run_counts_the_bytes_of_a_basis_digest(monkeypatch):
+    monkeypatch.setattr(dry_run, "architecture", lambda model: LLAMA)
+    rows = estimate(load("informed", "small"), GIVEN, only="Backprop", seconds=1.0).rows
+    assert {("informed" in str(row["run"]), row["bytes down"], row["bytes up"]) for row in rows} == {
+        (False, 4312, 4312),
+        (True, 4344, 4344),
+    }
+
+
 def test_a_dry_run_counts_the_steps_of_an_epoch_on_data_that_is_there_and_the_experiments_number_elsewhere():
     of_intents = estimate(load("intents", "full"), GIVEN, only="LLaMA-3B, FedIT", seconds=1.0).rows
     assert {row["local steps"] for row in of_intents} == {14}  # 40 % of 693 rows, by 20 clients

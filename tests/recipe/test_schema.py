@@ -34,6 +34,9 @@ def test_the_key_of_the_directions_follows_from_the_seed():
     ("change", "message"),
     [
         ({"trainning": {}}, "unknown table or key 'trainning'; did you mean 'training'"),
+        ({"str": 1}, "unknown table or key 'str'; it knows seed, "),  # pydantic has names of its own for types
+        ({"data": {"literals": 1}}, r"\[data\] has no key 'literals'"),
+        ({"training": {"lr": "x"}}, r"\[training\] lr: input should be "),
         ({"training": {"learning_rate": 1.0}}, r"\[training\] has no key 'learning_rate'; it knows algorithm, rounds"),
         ({"training": {"stepps": 1}}, r"\[training\] has no key 'stepps'; did you mean 'steps'"),
         ({"training": {"lr": -1.0}}, r"\[training\] lr: input should be greater than 0, got -1.0"),

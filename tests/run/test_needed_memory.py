@@ -16,7 +16,7 @@ from fedkseed.paper.byte_counts import LLAMA
 from fedkseed.recipe.algorithms import algorithm_of
 from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.run import needed_memory, simulation
-from fedkseed.run.needed_memory import LIBRARIES, Rows, available, predict
+from fedkseed.run.needed_memory import LIBRARIES, Rows, predict
 from fedkseed.weights.full import FullWeights
 from fedkseed.weights.layout import Layout
 
@@ -128,14 +128,3 @@ def test_a_run_that_fits_says_what_it_needs(recipe_file):
     with closing(Simulation(load_recipe(recipe_file))) as found:
         assert found.needed is not None
         assert LIBRARIES < found.needed.total < LIBRARIES + 100_000_000
-
-
-def test_memory_of_a_group_of_processes_is_bounded_by_its_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(needed_memory, "CGROUP", tmp_path)
-    without = available()
-    assert without > 1 << 20
-    for name, text in {"max": "3000\n", "current": "2500\n", "stat": "anon 1\ninactive_file 400\n"}.items():
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert available() == 900
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available() > 1 << 20

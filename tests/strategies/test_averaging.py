@@ -13,7 +13,6 @@ from fedkseed.errors import DivergedError
 from fedkseed.local.work import LocalWork
 from fedkseed.randomness import draw_directions
 from fedkseed.strategies.averaging import Averaging, AveragingState
-from fedkseed.strategies.checks import NONE
 from fedkseed.strategy import Settings, Strategy
 from fedkseed.wire.records import Change
 
@@ -30,7 +29,7 @@ def strategy(uplink: str = "weights", **changes) -> Strategy[AveragingState]:
 
 def change(client: int, values: list[float], examples: int = 1, **changes) -> Change:
     about = {"run": RUN, "round": 0, "client": client, "examples": examples, "loss": 1.0, "skipped": 0}
-    return Change(**{**about, "values": np.array(values, np.float32), "counts": NONE, **changes})
+    return Change(**{**about, "values": np.array(values, np.float32), "counts": np.empty(0, np.uint32), **changes})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from fedkseed.directions import reference
 from fedkseed.local.client import Client
 from fedkseed.local.work import LocalWork
 from fedkseed.randomness import draw_directions
-from fedkseed.strategies.checks import NONE
 from fedkseed.strategies.replay import Replay, ReplayState
 from fedkseed.strategy import Settings, Strategy
 from fedkseed.weights.full import FullWeights
@@ -20,6 +19,7 @@ from ..conftest import tiny_llama
 
 RUN = Run(Pool(1, 1 << 32, "rademacher"), bytes(32))
 POOL = Pool(1, 4, "hadamard")
+NONE = np.empty(0, np.uint32)
 
 
 def strategy(kind: str, run: Run = RUN, pool: Pool = POOL, **changes) -> Strategy[ReplayState]:

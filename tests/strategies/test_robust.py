@@ -113,6 +113,8 @@ def test_one_client_alone_is_believed_and_nobody_is_divided_by_zero(rule):
     x = rows(1, 0)
     np.testing.assert_array_equal(sum_of(rule, cut(made(x)), SIZE, 0.2).mean(1.0), x[0])
     assert not sum_of(rule, cut(made(np.zeros((3, SIZE)))), SIZE, 0.2).values.any()
+    nobody = sum_of(rule, [], SIZE, 0.2)  # whose evidence is not against it
+    assert (nobody.weight, nobody.values.any()) == (0, False)
 
 
 @pytest.mark.parametrize("rule", RULES)

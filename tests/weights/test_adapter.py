@@ -182,6 +182,13 @@ def test_an_adapter_of_informed_directions_needs_no_other_file(informed, tmp_pat
     assert about["pool"] == {"key": 8, "size": 128, "family": "mixed", "basis": informed.pool.basis.hex()}
 
 
+def test_a_basis_that_does_not_say_how_it_was_made_is_refused(informed, tmp_path):
+    for about in (None, [], "made"):
+        path = rewritten(informed, tmp_path / "a.safetensors", basis=about)
+        with pytest.raises(FedKSeedError, match="must have a table of how its basis was made, got "):
+            Adapter.load(path)
+
+
 def test_separable_directions_need_no_basis_and_their_tensors_are_not_written(tmp_path):
     separable = adapter_of(Pool(8, 64, "separable"))
     separable.save(tmp_path / "a")

@@ -256,7 +256,7 @@ def test_clients_that_take_turns_sum_all_directions_once_a_round(monkeypatch, qu
     weights.load(second)
     assert passes.taken() == []
     assert weights.again == 0
-    monkeypatch.setattr(streamed, "_room", lambda device: 4000)  # enough for norms alone
+    monkeypatch.setattr(streamed, "available", lambda device: 8000)  # enough for norms alone
     poor = hold(quantise(tiny_llama(), "Q8_0") if quantised else tiny_llama(), pool)
     assert [in_turns(poor, first, 4), in_turns(poor, second, 4)] == [one, two]
     assert passes.taken() == [32] * 10

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Exit, Option
 
-from ..errors import INTERRUPTED, FedKSeedError
+from ..errors import INTERRUPTED, FedKSeedError, require_choice
 from ..files import require_absent
-from ..local.schedules import require_choice
 from ..report.bars import Bars
 from ..report.terminal import note, print_json, say
 from .guide import recipe_of

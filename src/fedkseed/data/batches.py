@@ -48,15 +48,12 @@ class Encoded:
 def collate(encoded: Sequence[Encoded], pad: int) -> Batch:
     """Examples side by side, padded on the right."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    width = max(len(e.tokens) for e in encoded)
-    tokens = torch.full((len(encoded), width), pad)
-    mask = torch.zeros(len(encoded), width, dtype=torch.long)
-    labels = torch.full((len(encoded), width), IGNORED)
+    tokens = pad_sequence([torch.tensor(e.tokens) for e in encoded], True, pad)
+    mask = pad_sequence([torch.ones(len(e.tokens), dtype=torch.long) for e in encoded], True)
+    labels = torch.full_like(tokens, IGNORED)
     for row, e in enumerate(encoded):
-        n = len(e.tokens)
-        tokens[row, :n] = torch.tensor(e.tokens)
-        mask[row, :n] = 1
         for begin, end in e.counted:
             labels[row, begin:end] = tokens[row, begin:end]
     return Batch(tokens, mask, labels, encoded)

@@ -138,24 +138,25 @@ def _field(data: mmap.mmap, at: int, kind: int, listed: bool = False) -> tuple[A
     if kind == LIST:
         items, inner, at = data[at] >> 4, data[at] & 15, at + 1
         if items == 15:
-            items, at = _varint(data, at)
+            items, at = varint(data, at)
         values = list[Any]()
         for _ in range(items):  # each takes a byte at least, so that a large number ends with the file
             value, at = _field(data, at, inner, listed=True)
             values.append(value)
         return values, at
     if kind == BINARY:
-        length, at = _varint(data, at)
+        length, at = varint(data, at)
         return None, at + length
     return None, at + {BYTE: 1, DOUBLE: 8, **dict.fromkeys(BOOLEANS, int(listed))}[kind]
 
 
 def _integer(data: mmap.mmap, at: int) -> tuple[int, int]:
-    number, at = _varint(data, at)
+    number, at = varint(data, at)
     return (number >> 1) ^ -(number & 1), at
 
 
-def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+def varint(data: bytes | mmap.mmap, at: int) -> tuple[int, int]:
+    """The number of variable length at a place, as of protobuf and Thrift, and the place behind it."""
     number = shift = 0
     while data[at] & 128 and shift < 64:
         number, at, shift = number | (data[at] & 127) << shift, at + 1, shift + 7

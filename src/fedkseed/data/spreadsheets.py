@@ -55,7 +55,7 @@ def _rows(sheet: Any) -> list[list[str]]:
     rows = [[str(as_text(cell)) for cell in row] for row in sheet.to_python(skip_empty_area=False)]
     for (first, column), (last, _) in sheet.merged_cell_ranges or ():  # of ods there are none
         for row in rows[first + 1 : last + 1]:
-            row[column] = rows[first][column]
+            row[column : column + 1] = rows[first][column : column + 1]  # a range may be right of all cells
     return rows
 
 

@@ -10,8 +10,7 @@ from itertools import accumulate, chain, pairwise
 from string import Template
 from typing import Any, NamedTuple
 
-from ..errors import FedKSeedError
-from ..local.schedules import require_choice
+from ..errors import FedKSeedError, require_choice
 from ..recipe.schema import DataTable
 from .batches import Encoded
 from .chat_template import INSTEAD, ChatTemplate
@@ -98,13 +97,15 @@ class Wording:
     @classmethod
     def read(cls, facts: Mapping[str, Any]) -> "Wording":
         """The wording of `facts`; what is not there is the default."""
-        day = facts.get("date")
-        template, separator = (facts.get(name) or getattr(cls(), name) for name in ("template", "separator"))
+        default, day = cls(), facts.get("date")
+        template, separator = facts.get("template") or default.template, facts.get("separator", default.separator)
+        if not isinstance(separator, str):
+            raise FedKSeedError(f"the separator of a prompt is a text, got {ascii(separator)[:40]}")
         try:
             date = datetime.date.fromisoformat(str(day)) if day else None
         except ValueError as error:
             raise FedKSeedError(f"the date of a prompt is as 2026-01-31, got {ascii(day)[:40]}") from error
-        return cls(template, facts.get("separator", separator), date)
+        return cls(template, separator, date)
 
     @property
     def facts(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import reference as ref
+from .backends import FlatPiece
 from .families import FAMILIES
 from .pool import Pool
 
@@ -20,7 +21,7 @@ def plan(pool: Pool, directions: ref.Words, coefficients: ref.Floats, device: to
     return pool, directions, coefficients
 
 
-def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
+def combine(pieces: Sequence[FlatPiece], plan: tuple[Any, ...]) -> None:
     pool, directions, coefficients = plan
     for tensor, start, base, out, addend in pieces:
         for begin in range(0, base.numel(), CHUNK):

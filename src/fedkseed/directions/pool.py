@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, require_choice
 from .factors import Basis, Matrix
 from .families import FAMILIES, Family
 from .reference import BLOCK
@@ -48,9 +48,7 @@ class Pool:
     tensors: Mapping[int, Matrix] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.family not in FAMILIES:
-            names = ", ".join(FAMILIES)
-            raise FedKSeedError(f"no family of directions is called {self.family!r}; choose one of {names}")
+        require_choice("family of directions", self.family, [*FAMILIES])
         if not 0 <= self.key < 1 << 64:
             raise FedKSeedError(f"a pool's key is a 64-bit number (0 to {(1 << 64) - 1}), got {self.key}")
         most = MAX_TRANSFORMED if self.transformed or self.factored else 1 << 32

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import reference as ref
+from .backends import FlatPiece
 from .factors import Factor, Matrix
 from .families import Sums
 from .pool import BLOCK, Pool
@@ -229,7 +230,7 @@ def plan(pool: Pool, directions: ref.Words, coefficients: ref.Floats, device: to
     return pool, transform(table) if pool.record.at_end else table, []
 
 
-def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
+def combine(pieces: Sequence[FlatPiece], plan: tuple[Any, ...]) -> None:
     pool, table, pairs = plan
     for tensor, start, base, out, addend in pieces:
         if pool.factored and (matrix := pool.matrix(tensor)) is not None:
@@ -245,9 +246,7 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
             out[begin:end] = (base[begin:end].to(torch.float32) + total).to(base.dtype)
 
 
-def _combine_rows(
-    pool: Pool, core: Tensor, matrix: Matrix, piece: tuple[int, int, Tensor, Tensor, Tensor | None]
-) -> None:
+def _combine_rows(pool: Pool, core: Tensor, matrix: Matrix, piece: FlatPiece) -> None:
     tensor, start, base, out, addend = piece
     stop = start + base.numel()
     rows, step = matrix.rows_of(start, stop), max(1, CHUNK // matrix.columns)

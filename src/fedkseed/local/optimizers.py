@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .schedules import require_choice
+from ..errors import require_choice
 
 NOTHING = np.zeros(0)
 BETA1, BETA2 = 0.9, 0.999

@@ -1,10 +1,9 @@
 """Checks and learning-rate schedules that strategies and local steps share."""
 
 import math
-from collections.abc import Sequence
 from numbers import Integral, Real
 
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, require_choice
 
 SCHEDULES = ("constant", "linear", "cosine")
 
@@ -36,9 +35,3 @@ def require_positive(**numbers: float) -> None:
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, Real) or not 0 < number < math.inf:
             raise FedKSeedError(f"{name} must be a positive number, got {number!r}")
-
-
-def require_choice(what: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse an unknown setting: a misspelt one must not be taken for another."""
-    if value not in choices:
-        raise FedKSeedError(f"no {what} is called {value!r}; choose one of {', '.join(map(str, choices))}")

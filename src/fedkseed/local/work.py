@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, require_choice
 from .client import Client
-from .schedules import require_choice, require_positive, require_settings, scheduled
+from .schedules import require_positive, require_settings, scheduled
 from .zeroth_order import Steps, zeroth_order_steps
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch

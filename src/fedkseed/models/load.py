@@ -18,7 +18,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from ..errors import FedKSeedError, first_line
+from ..errors import FedKSeedError, first_line, require_choice
 from ..files import read_table
 from . import gguf_tokenizer, sentencepiece
 from .checkpoint import require_decoder, require_dense, require_used, settle_ties
@@ -55,9 +55,8 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
     Raises:
         FedKSeedError: the model can't be found or read, or the type or storage is unknown.
     """
-    for what, name, names in (("type", dtype, DTYPES), ("storage", storage, STORAGES)):
-        if name not in names:
-            raise FedKSeedError(f"no {what} of weights is called {name!r}; choose one of {', '.join(names)}")
+    require_choice("type of weights", dtype, [*DTYPES])
+    require_choice("storage of weights", storage, STORAGES)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

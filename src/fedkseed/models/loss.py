@@ -25,7 +25,7 @@ from ..data.layouts import Example
 from ..errors import FedKSeedError
 from ..weights.lazy import UsableWithoutValues
 from .load import positions, return_large_blocks
-from .tail import EnoughError, tail_batch, tail_shared
+from .tail import EnoughError, tail_of, tail_shared
 
 CHECKPOINT_ATTRIBUTE = "_gradient_checkpointing_func"  # the function by which transformers runs a layer
 MIN_SHARED = 8  # tokens at the beginning of all texts, from which on a pass of their own is worth it
@@ -61,7 +61,8 @@ def token_losses(model: nn.Module, batch: Batch, cache: DynamicCache | None = No
 
 def _output(model: Any, batch: Batch, cache: DynamicCache | None, **more: Any) -> Any:
     """A model's output for a batch, or for what comes after its cache."""
-    beginning = tail_batch(model, batch) if cache is None else nullcontext()
+    tail = tail_of(model) if cache is None else None
+    beginning = nullcontext() if tail is None else tail.batch(batch)
     batch = batch.to(next(model.parameters()).device)
     if cache is not None:
         return _continued(model, batch.tokens[:, cache.get_seq_length() :], batch.mask, cache, **more)

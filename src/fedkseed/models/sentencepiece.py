@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from ..data.parquet import varint
 from ..errors import FedKSeedError
 from ..files import read_table, read_whole
 
@@ -137,25 +138,13 @@ def _last(message: dict[int, list[Any]], field: int, default: int) -> int:
 def _message(content: bytes) -> dict[int, list[Any]]:
     """The fields of a message of protobuf: numbers of variable length as they are, others as bytes."""
     fields, at = dict[int, list[Any]](), 0
-
-    def number() -> int:
-        nonlocal at
-        total = 0
-        for k in range(10):  # bytes of 64 bits
-            at, total = at + 1, total | (content[at] & 127) << 7 * k
-            if content[at - 1] < 128:
-                break
-        return total
-
-    def part(size: int) -> bytes:
-        nonlocal at
-        at += size
-        return content[at - size : at]
-
     while at < len(content):
-        key = number()
-        kind = key & 7
-        read = number() if kind == 0 else part(number() if kind == 2 else {1: 8, 5: 4}[kind])
+        key, at = varint(content, at)
+        if (kind := key & 7) == 0:
+            read, at = varint(content, at)
+        else:
+            size, at = varint(content, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
+            read, at = content[at : at + size], at + size
         fields.setdefault(key >> 3, []).append(read)
     if at > len(content):
         raise FedKSeedError("it ends in the middle of a field; get it again")

@@ -233,11 +233,6 @@ def tail_of(model: nn.Module) -> Tail | None:
     return vars(model).get(ATTRIBUTE)
 
 
-def tail_batch(model: nn.Module, batch: Batch) -> AbstractContextManager[None]:
-    """A call of a model with a batch, which begins with remembered states, where its tail alone is tuned."""
-    return nullcontext() if (tail := tail_of(model)) is None else tail.batch(batch)
-
-
 def tail_shared(model: nn.Module, *key: Any) -> AbstractContextManager[None]:
     """Calls of a model that each evaluation makes again, see `Tail.shared`."""
     return nullcontext() if (tail := tail_of(model)) is None else tail.shared(key)

@@ -14,16 +14,13 @@ import torch
 
 from ..data.held_out import separate_categories
 from ..data.split import divide, read_source
-from ..directions import FAMILIES, Pool
 from ..errors import FedKSeedError
 from ..models.sizes import Architecture
 from ..recipe.algorithms import algorithm_of
 from ..recipe.schema import Recipe
 from ..run.needed_memory import GB, Rows, predict
-from ..strategies.checks import NONE
 from ..wire.codec import encode
-from ..wire.numbers import rounded
-from ..wire.records import Broadcast, Change, Run, Upload
+from ..wire.records import Run
 from .byte_counts import architecture
 from .experiments import Experiment, Planned
 from .results import Cell, ResultTable
@@ -129,24 +126,21 @@ def _examples(experiment: Experiment, planned: Planned, recipe: Recipe) -> int |
 def _bytes_of(recipe: Recipe, sizes: Architecture, tuned: int, cohort: int) -> tuple[int | None, int | None]:
     """Bytes of a client in a round, down and up; down in the last round, for one that has missed all others."""
     training, directions, method = recipe.training, recipe.directions, recipe.training.algorithm
-    pairs, size = training.steps * training.probes, directions.size
-    zeros, wire = np.zeros(size, np.float32), training.wire or "compact"
+    pairs, algorithm = training.steps * training.probes, algorithm_of(method)
+    if algorithm.pooled:
+        digest = {"basis_digest": "0" * 64} if directions.informed else {}  # of any basis: a message has as many bytes
+        recipe = recipe.having(directions=digest, secure=None, privacy=None)
+        strategy = algorithm.make(recipe, Run(algorithm.pool(recipe), bytes(32)))
+        down = strategy.server.broadcast(strategy.server.init())
+        up = strategy.client.example(0, 0, 1, algorithm.differentiates, np.random.default_rng(0))
+        return len(encode(down)), len(encode(up))
     match method:
-        case "fedkseed" | "fedkseed-pro":
-            run = Run(Pool(0, size, directions.family, bytes(32 * FAMILIES[directions.family].informed)), bytes(32))
-            p = rounded(np.ones(size), wire) if method == "fedkseed-pro" else None
-            down = Broadcast(run, 0, 1e-6, 1e-3, pairs, inf, zeros, probabilities=p, wire=wire)
-            return len(encode(down)), len(encode(Upload(run, 0, 0, 1, 0.0, np.ones(pairs, np.float32), wire)))
-        case "fedkseed-plus" | "fedkseed-backprop":
-            run, wire = Run(Pool(0, size), bytes(32)), "exact" if wire == "exact" else "compact"
-            down = Broadcast(run, 0, 1e-6, 1e-3, 1, inf, zeros, wire=wire)
-            return len(encode(down)), len(encode(Change(run, 0, 0, 1, 0, 0, zeros, NONE, wire)))
         case "unlimited-seeds":
             return (training.rounds - 1) * cohort * pairs * PAIR, pairs * SCALAR
         case "uplink-seeds":
             return 4 * sizes.weights, pairs * SCALAR
         case "decomfl" | "evofed":
-            numbers = pairs if method == "decomfl" else size  # of a round
+            numbers = pairs if method == "decomfl" else directions.size  # of a round
             return (training.rounds - 1) * numbers * SCALAR, numbers * SCALAR
         case "ferret":  # chooses the number of coefficients of each tensor during training
             return None, None

@@ -21,9 +21,8 @@ from functools import reduce
 from itertools import product
 from typing import Any, TypeAlias, TypeVar
 
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, require_choice
 from ..files import shipped
-from ..local.schedules import require_choice
 from ..recipe.reading import parse
 from ..recipe.schema import Recipe
 

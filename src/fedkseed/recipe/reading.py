@@ -138,15 +138,15 @@ def typed(kind: type[Table], table: dict[str, Any]) -> Table:
 
 
 def _explain(kind: type[BaseModel], detail: Any) -> str:
-    kinds = ("str", "float", "constrained-float", "constrained-int")
-    parts = [part for part in detail["loc"] if isinstance(part, str)]  # no number of a table of an array
-    place = [part for part in parts if part not in kinds and "literal" not in part]
+    table: Any = kind
+    inner, place = table, list[str]()
+    for part in detail["loc"]:
+        if isinstance(part, str) and table is not None:  # further ones are pydantic's names of a key's types
+            place, inner, field = [*place, part], table, table.model_fields.get(part)
+            table = field and table_of(field.annotation)
     where = f"[{'.'.join(place[:-1])}] " if len(place) > 1 else ""
     if detail["type"] == "extra_forbidden":
-        table: Any = kind
-        for name in place[:-1]:
-            table = table_of(table.model_fields[name].annotation)
-        keys = list(table.model_fields)
+        keys = list(inner.model_fields)
         near = get_close_matches(place[-1], keys, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(keys)}"
         return f"{where}has no key {place[-1]!r}; {hint}" if where else f"unknown table or key {place[-1]!r}; {hint}"

@@ -1,4 +1,4 @@
-"""Memory that a run takes at most, predicted from the sizes of its model and its recipe, and memory that is there.
+"""The memory that a run takes at most, predicted from its model and recipe, and a refusal where it is not there.
 
 A phase takes the tensors that exist at the same time. SMALL, FREED and LIBRARIES are measured: benchmarks/memory.py
 --predicted shows how far off it all is. docs/engine.md has the formula.
@@ -8,10 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import isqrt
-from pathlib import Path
-
-import psutil
-import torch
 
 from ..data.batches import Encoded
 from ..data.federated import ClientShares
@@ -24,6 +20,7 @@ from ..models.sizes import Architecture, sizes_of
 from ..models.tail import room
 from ..recipe.algorithms import ADAM, ONE, OUTPUT, TWO, Algorithm, algorithm_of
 from ..recipe.schema import Recipe
+from ..weights.free_memory import available
 from ..weights.lazy import TILE
 
 GB = 1e9
@@ -33,7 +30,6 @@ FREED = 1.25  # times the tensors of a pass back, kept by glibc when freed; with
 TILES = 3 * 4 * TILE  # bytes of a matrix that is made in parts, of its sum and its gradient
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BLOCK_BITS = {"Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5.0}  # of a weight
-CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,18 +216,3 @@ def _named(recipe: Recipe) -> int:
         return 0
     named = skeleton(recipe.model.name).named_parameters()
     return sum(p.numel() for name, p in named if any(fnmatchcase(name, pattern) for pattern in patterns))
-
-
-def available(device: str = "cpu") -> int:
-    """Bytes that are free on a device: on a CPU those that the system, or this process's group, can still give."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info(device)[0]
-    free = psutil.virtual_memory().available
-    try:
-        most, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # no such files; no limit, which is written "max"
-        return free
-    return max(0, min(free, most - used + int(stat["inactive_file"])))

@@ -40,6 +40,7 @@ from ..files import border, exclusive, private, read_whole, sweep, write_atomica
 from ..recipe.reading import MAX_BYTES, load_recipe
 from ..recipe.schema import Recipe
 from ..round import Report
+from ..weights.adapter import ADAPTER
 from . import digest_chain as chain
 from .best_round import best_round
 from .digest_chain import Receipt
@@ -86,7 +87,7 @@ class Store:
     def __init__(self, directory: Path, looks: bool = False) -> None:
         self.directory, self.looks, self.path = directory, looks, directory / "run.sqlite"
         self.recipe, self.metrics = directory / "recipe.toml", directory / "metrics.jsonl"
-        self.adapter, self.model = directory / "adapter.safetensors", directory / "model"
+        self.adapter, self.model = directory / ADAPTER, directory / "model"
         if not self.recipe.is_file():
             raise FedKSeedError(f"{directory} is not a run's directory (no recipe.toml in it); {runs_near(directory)}")
 
@@ -433,7 +434,7 @@ class Store:
 def _lock(directory: Path) -> Iterator[None]:
     busy = f"another process is working on {directory}; wait for it, or stop it and use `fedkseed resume`"
     with exclusive(directory / "lock", busy):
-        sweep(directory, "state-*.safetensors", "adapter.safetensors", "model")
+        sweep(directory, "state-*.safetensors", ADAPTER, "model")
         yield
 
 

@@ -50,7 +50,7 @@ def processes() -> BaseContext:
 class Processes(ProcessPoolExecutor):
     """An executor whose processes do not import the program that has it, as it would begin again in each of them.
 
-    A program with `if __name__ == "__main__":` around its work would not; what the processes run is all of this package.
+    A program with `if __name__ == "__main__":` around its work would not; what the processes run is of this package.
     """
 
     def __init__(self, count: int, **options: Any) -> None:

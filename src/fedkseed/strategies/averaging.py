@@ -13,8 +13,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from ..errors import require_choice
 from ..local.client import Client
-from ..local.schedules import require_choice
 from ..randomness import draw_directions
 from ..strategy import FULL, Settings, Strategy
 from ..wire.numbers import scalars

@@ -13,8 +13,6 @@ from ..wire.numbers import GRID
 from ..wire.records import Change, Run, Upload
 from .sums import HEAVIEST, Contribution
 
-NONE = np.empty(0, np.uint32)
-
 
 @dataclass(slots=True)
 class Arrivals:

@@ -17,9 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, require_choice
 from ..local.optimizers import NOTHING, Optimizer
-from ..local.schedules import require_choice
 from ..strategy import COEFFICIENTS, NO_STATES, OPTIONAL, Settings, Strategy
 from ..wire.numbers import WIRES, rounded
 from ..wire.records import Broadcast, Change, Upload

@@ -19,9 +19,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from ..directions import Pool
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, require_choice
 from ..local.client import Client
-from ..local.schedules import require_choice
 from ..randomness import Purpose, draw_directions, generator
 from ..strategy import FULL, Settings, Strategy
 from ..wire.numbers import scalars

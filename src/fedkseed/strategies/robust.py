@@ -40,7 +40,7 @@ def sum_of(rule: str, contributions: Sequence[Contribution], size: int, hostile:
         hostile: share of the clients that may be hostile; f is that of n clients, rounded up, less than a half.
     """
     total, values_of = Sum.of(contributions, size), RULES[rule]
-    if values_of is None:
+    if values_of is None or not contributions:
         return total
     few = min(math.ceil(hostile * len(contributions) - 1e-9), (len(contributions) - 1) // 2)
     rows = np.zeros((len(contributions), size), np.int64)

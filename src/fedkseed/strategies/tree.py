@@ -50,12 +50,11 @@ class RootAggregator:
     members: Callable[[int], Sequence[int]]
 
     def start(self, state: State, sent: Mapping[int, Any], earlier_states: Any = None) -> RoundSum:
-        run, probabilities = self.server.settings.run, {state.round: self.server.probabilities(state)}
-        return RoundSum(state, Arrivals.of(run, state, sent), probabilities, Sum.of([], run.pool.size))
+        return self.server.start(state, sent)
 
     def add_(self, accumulator: RoundSum, upload: Subtotal) -> None:
         accumulator.arrivals.require(upload)
-        self._require(upload, accumulator.probabilities[upload.round])
+        self._require(upload, accumulator.probabilities.get(upload.round))
         accumulator.total += Sum(upload.values, upload.weight, upload.sizes, upload.counts.astype(np.int64))
         accumulator.arrivals.note_(upload)
 

@@ -34,7 +34,7 @@ from ..local.schedules import require_settings
 from ..local.work import LocalWork
 from ..round import Report
 from ..run.progress import Progress, Silent
-from ..weights.adapter import NAME, Adapter
+from ..weights.adapter import ADAPTER, Adapter
 from . import checkpoints
 from .arguments import require_obeyed, schedule
 from .client_batches import Batches, OwnedBatch
@@ -406,7 +406,7 @@ class Trainer:
             if hasattr(self.processing_class, "save_pretrained"):
                 self.processing_class.save_pretrained(where)
         if self.adapter is not None:
-            self.adapter.save(where / NAME)
+            self.adapter.save(where / ADAPTER)
 
     @property
     def _output(self) -> Path:

@@ -17,11 +17,11 @@ from ..files import folder
 from ..models.checkpoint import ADAPTERS, adapter_config
 from ..models.load import DTYPES, load_model, save_model, save_tokenizer
 from ..models.peft_adapters import load_adapters
-from ..weights.adapter import Adapter
+from ..weights.adapter import ADAPTER, Adapter
 from ..weights.lazy import densify
 from .formats import require_format
 from .gguf import write_gguf, write_gguf_lora
-from .load import ADAPTER, CARD, TunedModel
+from .load import CARD, TunedModel
 from .lora import WEIGHTS, Lora, as_lora, nearest_lora
 from .model_card import card, plain
 from .read_back import Reference, probe, require_finite, require_same, require_same_tokenizer

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from ..directions import Pool
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, require_choice
 from ..files import require_absent
-from ..local.schedules import require_choice
 from .load import DTYPES, TunedModel
 
 LIBRARIES = {"hf": "transformers", "peft": "peft", "gguf": "gguf", "lora-gguf": "gguf", "fedkseed": "fedkseed"}

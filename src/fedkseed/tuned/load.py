@@ -22,12 +22,12 @@ from ..run.ensemble import mean_state, require_coefficients
 from ..run.loop import WithoutModel
 from ..run.store import Store, runs_near
 from ..run.verify import begun_with, with_noise_of
-from ..weights.adapter import Adapter
+from ..weights.adapter import ADAPTER, Adapter
 
 if TYPE_CHECKING:  # a place is looked at before PyTorch is loaded
     from torch import nn
 
-ADAPTER, CARD = "adapter.safetensors", "README.md"
+CARD = "README.md"
 DTYPES = get_args(Dtype)
 CARD_ENTRY = "fedkseed"  # in a card's front matter: what evaluation needs to know of the exported model
 

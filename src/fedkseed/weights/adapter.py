@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # a server without a model writes an adapter, too
 FORMAT, WITH_BASIS = 1, 2
 MAX_BYTES = 1 << 23  # beside a basis: 2^20 coefficients are 4 MiB; the rest describes them
 PREFIX = "basis/"
-NAME = "adapter.safetensors"  # in a run's directory
+ADAPTER = "adapter.safetensors"  # in a run's directory
 NEEDED = ("model", "dtype", "template", "separator")
 
 
@@ -82,7 +82,7 @@ class Adapter:
         Raises:
             FedKSeedError: the file is missing, cut short, damaged, or of another version.
         """
-        path = Path(path) / NAME if Path(path).is_dir() else Path(path)
+        path = Path(path) / ADAPTER if Path(path).is_dir() else Path(path)
         with opened(path, "adapter", MAX_BYTES + MAX_BASIS) as (file, about):
             if about["format"] not in (FORMAT, WITH_BASIS):
                 raise FedKSeedError(

@@ -87,6 +87,8 @@ def from_entries(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any], w
     Raises:
         FedKSeedError: an entry is missing, too many, or of another type or shape.
     """
+    if not isinstance(about, dict):
+        raise FedKSeedError(f"{what} must have a table of how its basis was made, got {shown(about)}")
     names = sorted({name.rpartition(".")[0] for name in arrays})
     if not names or {f"{name}.{part}" for name in names for part in KINDS} != set(arrays):
         raise FedKSeedError(f"{what} must hold {', '.join(KINDS)} of each tensor, it has {len(arrays)} entries")

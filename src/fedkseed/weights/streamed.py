@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -16,6 +15,7 @@ from ..directions import Pool
 from ..directions.operations import DirectionSum, Piece
 from ..errors import FedKSeedError
 from .base import NO_TERMS, Pooled
+from .free_memory import available
 from .layout import Layout, TensorEntry, digest
 from .lazy import Lazy, Workspace
 from .side_by_side import SideBySide, Value
@@ -170,7 +170,7 @@ class InPlace(Streamed):
         self._ready()
         if self._turns and not self._kept:
             for number, total in self.sums.items():
-                if total.nbytes < _room(total.device):
+                if total.nbytes < available(str(total.device)) // 2:  # half of what is free stays so
                     self._kept[number] = total.clone()
 
     def settle(self) -> None:
@@ -250,9 +250,3 @@ class TunedSource:
 def _part(tensor: Tensor, start: int, like: Tensor) -> Tensor:
     """The values of a tensor from a position on, in another's shape."""
     return tensor.view(-1)[start : start + like.numel()].view(like.shape)
-
-
-def _room(device: torch.device) -> int:
-    """Bytes that may be kept beside what is needed: half of what is free."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    return free // 2

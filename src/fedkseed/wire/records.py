@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..directions import Pool
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, require_choice
 from .numbers import MAX_SCALARS, WIRES, require_rounded, rounded
 
 MAX_BROADCAST = 1 << 20  # coefficients; a pool of unlimited seeds can't be broadcast
@@ -325,8 +325,7 @@ def _require_numbers(values: NDArray, what: str) -> None:
 
 
 def _require_wire(wire: str, known: tuple[str, ...], *numbers: NDArray[np.float32]) -> None:
-    if wire not in known:
-        raise FedKSeedError(f"no wire of this message is called {wire!r}; choose one of {', '.join(known)}")
+    require_choice("wire of this message", wire, known)
     if wire != "exact" and not all(np.array_equal(rounded(values, wire), values) for values in numbers):
         raise FedKSeedError("numbers that travel compact must be rounded by compact() first: both sides use the same")
 

@@ -27,7 +27,7 @@ from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.network.protocol.server.serving import asks_for_gains
 from fedkseed.recipe.reading import parse
 from fedkseed.run.store import GAINS, Store
-from fedkseed.weights.adapter import NAME, apply
+from fedkseed.weights.adapter import ADAPTER, apply
 from fedkseed.wire.codec import sealed
 
 from ...conftest import rows
@@ -52,7 +52,7 @@ def federation(setting, folder: Path, owners: list[Owner]):
     for place in places:
         place.mkdir()
     made = [
-        TaskHandler(partial(load_client, one, keeps=place / NAME)) for one, place in zip(owners, places, strict=True)
+        TaskHandler(partial(load_client, one, keeps=place / ADAPTER)) for one, place in zip(owners, places, strict=True)
     ]
 
     def answered(task, context, worker):
@@ -89,7 +89,7 @@ def test_each_owner_sees_its_gain_and_the_server_what_it_is_allowed_to(setting, 
     first, second = (json.loads((place / "gain.json").read_text()) for place in places[:2])
     assert not (places[2] / "gain.json").exists()  # this owner keeps no rows back
     for table, owner, place in zip((first, second), owners, places, strict=False):
-        before, after, categories = measured(setting, owner, place / NAME)
+        before, after, categories = measured(setting, owner, place / ADAPTER)
         assert categories == {"colour", "number"}  # the held-out category is no client's to train on either way
         gain = Gain.of(table["gain"])
         assert gain.rows == before.size
@@ -130,7 +130,7 @@ def test_nothing_is_sent_where_uploads_are_masked_or_noised(setting, tmp_path):
 def test_of_one_run_one_model_is_answered_and_the_owner_sees_each(setting, tmp_path):
     owner = own(setting, tmp_path, 0, kept_back=0.5, send=True)
     task = replace(recorded(setting.first(0, **LINES)), keep=True)
-    member = load_client(owner, task.recipe, keeps=tmp_path / NAME)
+    member = load_client(owner, task.recipe, keeps=tmp_path / ADAPTER)
     _, made = member.answer(task, lambda loss: None)
     found = GainSum.decode(made)
     assert found.rows == len(member.unseen.examples)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import reference as ref
+from ..backends import FlatPiece
 from ..pool import Pool
 from .kernels import GAUSSIAN, HADAMARD, HADAMARD_ONE, HASHED, RADEMACHER, TILE, project_work, work
 from .threads import compiled, run
@@ -47,7 +48,7 @@ def plan(pool: Pool, directions: ref.Words, coefficients: ref.Floats, device: to
     return pool, kind, directions, coefficients, table
 
 
-def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
+def combine(pieces: Sequence[FlatPiece], plan: tuple[Any, ...]) -> None:
     pool, kind, directions, coefficients, table = plan
     by_type: dict[torch.dtype, list[tuple[int, ...]]] = {}
     for tensor, start, base, out, addend in pieces:

@@ -189,9 +189,8 @@ def _loader(to: Any, memory: ir.Type, widened: ir.Type | None = None) -> Any:
 SHORTS = ir.VectorType(ir.IntType(16), LANES)
 load_floats, load_words = _loader(FLOATS, FLOATS.llvm), _loader(WORDS, WORDS.llvm)
 load_shorts = _loader(WORDS, SHORTS, WORDS.llvm)
-load_bytes = _loader(WORDS, ir.VectorType(ir.IntType(8), LANES), WORDS.llvm)
 float_at, word_at = _loader(types.float32, ir.FloatType()), _loader(types.uint32, INDEX)
-short_at, number_at = _loader(types.uint32, ir.IntType(16), INDEX), _loader(types.int64, NUMBER)
+number_at = _loader(types.int64, NUMBER)
 
 
 @_intrinsic(types.void, types.int64, None)

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from ...errors import FedKSeedError
 from ...files import exclusive
-from ...weights.adapter import NAME as TUNED
+from ...weights.adapter import ADAPTER
 from ..http_client import DONE, AnswerError, BoundedClient, HttpAnswer
 from ..limits import REFUSAL
 from ..protocol.addresses import host_of
@@ -91,7 +91,7 @@ class WorkerDesk:
     def __init__(self, directory: Path, settings: OwnerSettings) -> None:
         self.directory, self.settings = directory.resolve(), settings
         ask = f"fedkseed generate {shlex.quote(str(directory))} '…'"
-        self.kept = f"its tuned model is {self.directory / TUNED}; ask it: {ask}"
+        self.kept = f"its tuned model is {self.directory / ADAPTER}; ask it: {ask}"
         settings.signing(self.directory)  # a key of another kind is refused now, and not by each worker
         socket_path(self.directory)
 

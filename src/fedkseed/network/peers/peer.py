@@ -18,8 +18,7 @@ from ...errors import FedKSeedError
 from ...files import exclusive
 from ...recipe.rules import Where, require_legal
 from ...recipe.schema import Recipe
-from ...weights.adapter import NAME as TUNED
-from ...weights.adapter import Adapter
+from ...weights.adapter import ADAPTER, Adapter
 from ..https.way_out import through
 from ..protocol.client.recipe_consent import Owner, RecipeJournal
 from ..protocol.client.training_client import TrainingClient, load_client
@@ -96,7 +95,7 @@ def run(
         secret = batch_secret(directory) if owner.policy.data.secret_batches else None
         owner = replace(owner, model=owner.model or recipe.model.name, secret=secret)
         say(f"peer {number} of {len(names)}: loading {owner.model}")
-        client = follow_recipe(RecipeJournal(directory), owner, text, partial(load_client, keeps=directory / TUNED))
+        client = follow_recipe(RecipeJournal(directory), owner, text, partial(load_client, keeps=directory / ADAPTER))
         rule = MergeRule.of(text, client.recipe, client.setup.strategy, roster)
         largest, addresses = largest_request(recipe), PeerAddresses(peers, roster, say)
         requests = PeerRequests(rule, addresses, client_tls, largest)
@@ -115,7 +114,7 @@ def run(
                 say(f"{gossip.meet_all()} of {others} others answer, {len(store.counting())} uploads are here")
                 gossip.start()
                 training.until_the_end(gossip.push, quiet)
-            return training.keep(directory / TUNED)
+            return training.keep(directory / ADAPTER)
 
 
 @dataclass(frozen=True, slots=True)

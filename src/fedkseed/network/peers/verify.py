@@ -17,7 +17,7 @@ from ...files import border
 from ...recipe.reading import parse, tables, typed
 from ...recipe.rules import Where, checked_algorithm, require_legal
 from ...strategies.kseed import State
-from ...weights.adapter import NAME, Adapter
+from ...weights.adapter import ADAPTER, Adapter
 from ...wire.codec import decode
 from ...wire.records import Broadcast, Run
 from .merge_rule import MergeRule, model_of
@@ -79,15 +79,15 @@ def verify(directory: Path) -> SetVerdict:
         FedKSeedError: an upload does not belong to the set, or the adapter does not follow from them.
     """
     rule, state, uploads = recompute(directory)
-    has_adapter = (directory / NAME).exists()
+    has_adapter = (directory / ADAPTER).exists()
     if has_adapter:
-        adapter, message = Adapter.load(directory / NAME), decode(rule.broadcast(state), Broadcast)
+        adapter, message = Adapter.load(directory / ADAPTER), decode(rule.broadcast(state), Broadcast)
         run = rule.strategy.run
         if (adapter.pool, adapter.base) != (run.pool, run.base.hex()):
-            raise FedKSeedError(f"{directory / NAME} is for {adapter.pool} and another base model than the run's")
+            raise FedKSeedError(f"{directory / ADAPTER} is for {adapter.pool} and another base model than the run's")
         if not np.array_equal(adapter.coefficients, message.coefficients):
             raise FedKSeedError(
-                f"{directory / NAME} does not hold the coefficients that follow from the {uploads} uploads: some came "
-                "after it was written (start the peer again, and it writes another), or something was changed"
+                f"{directory / ADAPTER} does not hold the coefficients that follow from the {uploads} uploads: some "
+                "came after it was written (start the peer again, and it writes another), or something was changed"
             )
     return SetVerdict(rule.run.hex(), uploads, rule.broadcast_digest(state).hex(), has_adapter)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ....errors import FedKSeedError
 from ....files import exclusive, read_whole, write_atomically
-from ....weights.adapter import NAME as TUNED
+from ....weights.adapter import ADAPTER
 from ..envelope import Code, RefusedError, refusing
 from ..masking_keys import listed_keys, masking_key, note_masked
 from ..signatures import ClientSigning
@@ -50,7 +50,7 @@ def serve(directory: Path) -> None:
         masks = None if signing is None else partial(masking_client, directory, signing, members)
         server = b"" if signing is None else signing.audience
         ledger = PrivacyLedger(ledger_path(), server, directory)
-        load = partial(load_client, masks=masks, ledger=ledger, keeps=directory / TUNED, steps=directory / STEPS)
+        load = partial(load_client, masks=masks, ledger=ledger, keeps=directory / ADAPTER, steps=directory / STEPS)
         handler = TaskHandler(partial(follow_recipe, RecipeJournal(directory, server), owner, load=load), signing)
         listener.settimeout(settings.idle)
         while True:
