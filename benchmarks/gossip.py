@@ -25,13 +25,13 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
-from fedkseed.network.peers import tls
+from fedkseed.network.peers import FILE, tls
 from fedkseed.network.peers.app import application, serving_uploads
 from fedkseed.network.peers.gossip import ComparisonPace, Gossip, PeerRequests
 from fedkseed.network.peers.merge_rule import MergeRule
 from fedkseed.network.peers.roster import PeerAddresses, Roster, load_roster
 from fedkseed.network.peers.signed_upload import SignedUpload
-from fedkseed.network.peers.store import FILE, UploadStore
+from fedkseed.network.peers.store import UploadStore
 from fedkseed.network.protocol.certs import make, sign
 from fedkseed.network.protocol.networked_recipe import largest_request, with_network_defaults
 from fedkseed.network.protocol.signatures import private_key

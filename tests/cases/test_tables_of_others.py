@@ -76,6 +76,27 @@ def test_names_of_columns_in_the_middle_are_counted_and_refused_in_another_order
         file_of(tmp_path, pairs)
 
 
+@settings(max_examples=30, deadline=None)
+@given(pairs=PAIRS, separator=st.sampled_from(",;"))
+def test_quotes_behind_a_space_are_marks_of_fields(tmp_path_factory, pairs, separator):
+    """As people write tables by hand: `question, answer`, then `"How are you?", "fine, thanks"`."""
+    lines = [f"{separator} ".join(f'"{part}, {separator}"' for part in pair) for pair in pairs]
+    read = file_of(tmp_path_factory.mktemp("rows"), "\n".join([f"question{separator} answer", *lines]))
+    assert [(row.instruction, row.response) for row in read.examples] == [
+        (f"{a}, {separator}", f"{b}, {separator}") for a, b in pairs
+    ]
+    assert "spaces before the quotes of fields not used" in read.summary()
+
+
+def test_tables_of_several_windows_files_have_a_mark_at_each_beginning(tmp_path):
+    table = "\ufeff" + csv_of([["question", "answer"], *([f"Who is {k}?", "über"] for k in range(5))])
+    read = file_of(tmp_path, table * 3)
+    assert {example.instruction for example in read.examples} == {f"Who is {k}?" for k in range(5)}
+    assert "2 lines with the names of the columns again not used" in read.summary()
+    lines = "\ufeff" + json.dumps({"question": "Who?", "answer": "über"}, ensure_ascii=False) + "\n"
+    assert {row.response for row in file_of(tmp_path, lines * 2, "rows.jsonl").examples} == {"über"}
+
+
 @pytest.mark.parametrize("shifted", [1, 3, 7])
 @pytest.mark.parametrize("extra", [0, 1, 2])
 def test_a_comma_in_a_text_is_a_fault_of_its_row_although_the_last_field_is_empty(tmp_path, shifted, extra):

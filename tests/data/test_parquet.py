@@ -82,3 +82,15 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
     pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["x", "x"]), tmp_path / "a.parquet")
     with pytest.raises(FedKSeedError, match=r"two columns have one name|can't be read"):
         rows_of(tmp_path / "a.parquet")
+
+
+def test_lengths_apart_from_their_texts_are_read_and_differences_refused(tmp_path):
+    rows = [{"question": f"Who is {k}?", "answer": "I"} for k in range(50)]
+    for encoding in ("DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"):
+        path, plain = tmp_path / f"{encoding}.parquet", {"use_dictionary": False, "column_encoding": encoding}
+        pq.write_table(pa.Table.from_pylist(rows), path, **plain)
+        if encoding == "DELTA_LENGTH_BYTE_ARRAY":
+            assert rows_of(path) == rows
+        else:
+            with pytest.raises(FedKSeedError, match="has texts as DELTA_BYTE_ARRAY, which is not read; write it anew"):
+                rows_of(path)

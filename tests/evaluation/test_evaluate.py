@@ -82,6 +82,18 @@ def test_answers_written_together_are_those_written_alone(model, tokenizer, enco
     assert together == [respond(model, tokenizer, [prompt], 6)[0] for prompt in prompts]
 
 
+def test_an_answer_that_is_a_special_token_is_read(model, model_folder):
+    """As labels that a tokenizer has as tokens of their own; what ends an answer is no part of it."""
+    tokenizer = load_tokenizer(str(model_folder))
+    prompt = tokenizer("Is 7 even?").input_ids
+    (plain,) = respond(model, tokenizer, [prompt], 4)
+    likely = tokenizer(plain, add_special_tokens=False).input_ids[0]
+    tokenizer.add_special_tokens({"additional_special_tokens": [tokenizer.convert_ids_to_tokens(likely)]})
+    assert likely in tokenizer.all_special_ids
+    assert respond(model, tokenizer, [prompt], 1)[0] == tokenizer.decode([likely])
+    assert respond(model, tokenizer, [prompt], 4, [likely]) == [""]
+
+
 WORDS = st.lists(st.sampled_from(["a", "A", "b7", "the", "ä", "?", "x-y", "\n", ""]), max_size=9).map(" ".join)
 
 

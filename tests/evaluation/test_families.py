@@ -53,7 +53,7 @@ TOKENIZER: Any = SimpleNamespace(
     pad_token_id=PAD,
     eos_token_id=END,
     added_tokens_decoder={},
-    batch_decode=lambda rows, skip_special_tokens: [[token for token in row.tolist() if token > END] for row in rows],
+    batch_decode=lambda rows: [[token for token in row if token > END] for row in rows],
 )
 
 

@@ -86,6 +86,18 @@ def test_a_whole_header_and_one_of_the_other_byte_order_are_taken(whole, tmp_pat
     check(tmp_path / "a.gguf", b"GGUF" + struct.pack(">IQQ", 3, 0, 0))
 
 
+def test_a_part_of_a_model_says_how_the_parts_are_joined(tmp_path):
+    path = tmp_path / "m-00001-of-00002.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_uint16("split.count", 2)
+    writer.add_tensor("t", np.zeros((2, 32), np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    with pytest.raises(FedKSeedError, match=r"is one of 2 parts of a model; join them: llama-gguf-split --merge"):
+        require_sane(path)
+
+
 def test_arrays_in_arrays_end_somewhere(tmp_path):
     path = tmp_path / "a.gguf"
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9)

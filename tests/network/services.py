@@ -11,9 +11,9 @@ from fedkseed.network import limits
 from fedkseed.network.http_server import listen, serve_locally
 from fedkseed.network.https import server
 from fedkseed.network.https.connections import Connections
-from fedkseed.network.peers import tls
+from fedkseed.network.peers import FILE, tls
 from fedkseed.network.peers.app import application, serving_uploads
-from fedkseed.network.peers.store import FILE, UploadStore
+from fedkseed.network.peers.store import UploadStore
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.signatures import Audiences, private_key
 from fedkseed.report.watch_page import RunPage

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError, load_recipe
-from fedkseed.recipe.reading import MAX_BYTES, own_recipe, parse
+from fedkseed.recipe.reading import MAX_BYTES, own_recipe, parse, tables
 
 MODEL = {"model": {"name": "x"}}
 
@@ -302,3 +302,12 @@ def test_the_cohort_is_a_number_or_a_share_rounded_down():
     assert [cohort(738), cohort(738, cohort=3)] == [10, 3]
     with pytest.raises(FedKSeedError, match="a cohort of 10 can't be drawn from 9 clients"):
         cohort(9)
+
+
+def test_a_recipe_of_a_windows_program_is_read_or_says_what_to_change():
+    text = "[model]\nname = 'm'\n"
+    assert parse(tables(b"\xef\xbb\xbf" + text.encode())) == parse(tables(text.encode()))
+    with pytest.raises(FedKSeedError, match=r"which is UTF-8: .*; save it as UTF-8"):
+        tables(text.encode("utf-16"))
+    with pytest.raises(FedKSeedError, match=r"; a path with .* goes between single quotes, or with /"):
+        tables(b'[model]\nname = "C:\\Users\\m"\n')

@@ -19,7 +19,7 @@ import pytest
 from fedkseed import FedKSeedError, State, files
 from fedkseed.round import Report
 from fedkseed.run import digest_chain as chain
-from fedkseed.run.store import Store, pack
+from fedkseed.run.store import GAINS, NONCES, Store, pack
 from fedkseed.run.verify import verify
 
 from . import synthetic
@@ -102,7 +102,14 @@ def test_rollback_forgets_what_came_after(store):
     for done in range(4):
         store.evaluated(done, {"losses": [done]})
     store.adapter.write_bytes(b"x")
+    store.remember(NONCES, nonces := [[0, "a"], [3, "b"]])
+    store.remember(GAINS, ["of the last model"])
+    for done in (4, 10**30):
+        with pytest.raises(FedKSeedError, match=f"no state after {done} rounds"):
+            store.rollback(done)
+        assert (store.recall(NONCES), store.recall(GAINS)) == (nonces, ["of the last model"])
     store.rollback(1)
+    assert (store.recall(NONCES), store.recall(GAINS)) == ([[0, "a"], [1, None]], None)
     assert same(store.state(State), state(1))
     assert len(store.metrics.read_text().splitlines()) == 1
     assert store.evaluations() == {0: {"losses": [0]}, 1: {"losses": [1]}}

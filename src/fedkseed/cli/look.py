@@ -13,7 +13,7 @@ from typer import Argument, Option
 from ..errors import FedKSeedError
 from ..report.bars import Bars
 from ..report.terminal import QUIET, console, note, print_json, say, shown_level
-from .options import AdapterFile, BaseModel, Changes, Directory, Ensemble, Json, RecipeFile
+from .options import AdapterFile, BaseModel, Changes, Directory, Ensemble, Json, RecipeFile, require_packages
 
 
 def rounds(directory: Directory, as_json: Json = False) -> None:
@@ -72,13 +72,13 @@ def watch(
     from ..report.watch_state import follow
 
     if serve is not None:
-        from ..network.http_server import listen, serve_locally
+        from ..network.http_server import address_of, listen, serve_locally
         from ..network.protocol.addresses import is_loopback
         from ..report.watch_page import RunPage
 
         with listen(host, serve) as at:
             token = "" if is_loopback(host) else secrets.token_urlsafe(16)
-            place = "http://{}:{}/".format(*at.getsockname()) + (f"{token}/" if token else "")
+            place = f"http://{address_of(at)}/" + (f"{token}/" if token else "")
             serve_locally(
                 RunPage(directory), at, host, token, lambda: say(f"{place} shows {directory}; Ctrl-C ends it")
             )
@@ -124,11 +124,12 @@ def verify(
     fedkseed verify runs/recipe
     fedkseed verify served --keys keys --history runs/client-0/history.json
     """
-    from ..network.peers.store import FILE
+    from ..network.peers import FILE
 
     if not (directory / FILE).exists():
         _verify_run(directory, keys or [], history or [], head or [], as_json)
         return
+    require_packages("signatures need", "cryptography")
     from ..network.peers.verify import verify as recompute
 
     uploads = recompute(directory)
@@ -149,6 +150,7 @@ def _verify_run(directory: Path, keys: list[Path], histories: list[Path], heads:
     store = Store(directory)
     check = None
     if keys or histories or any((directory / folder).is_dir() for folder in TRANSPORTS):
+        require_packages("signatures need", "cryptography")
         from ..network.protocol.receipt_checks import held_keys, require_seen, signature_check
 
         check = signature_check(store, held_keys(keys) if keys else None)
@@ -388,9 +390,11 @@ def generate(
     """
     from rich.text import Text
 
-    from ..data.layouts import Example
+    from ..data.layouts import Example, text
     from ..tuned.load import open_ready
 
+    for said in (prompt, context):
+        text(said, "the command line", "a prompt")
     opened = open_ready(adapter, model, note, ensemble)
     from ..evaluation.evaluate import respond
 

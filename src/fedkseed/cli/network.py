@@ -142,7 +142,7 @@ def shard(
     certs: Certs,
     key: Annotated[Path, Option(help="This shard's private key, whose public one the server above has.")],
     ca: Authority,
-    first: Annotated[int, Option(help="Number in the run of this shard's first client.", min=0)] = 0,
+    first: Annotated[int, Option(help="Number in the run of this shard's first client.", min=0, max=1 << 20)] = 0,
     host: Host = "127.0.0.1",
     port: Port = 8443,
     tls: Tls = True,

@@ -21,6 +21,7 @@ MAX_TEMPLATE = 1 << 16  # characters of a chat template, and of what it adds to 
 MAX_STEPS = 20_000  # that a chat template may take for a conversation; SmolLM2's takes fewer than 40 a message
 SHOWN = 120  # characters of a rendering in an error
 INSTEAD = "use the template 'paper' or 'alpaca'"
+THOUGHT = re.compile(r"</?(?:think|thinking|thought|reasoning)>")  # tags around a thought, which templates write anew
 CLOCK = "strftime_now"  # transformers' function for templates that write the date
 # What templates ask of it; a format is cut into these, and all else of it is copied.
 DIRECTIVES = (*(f"%{letter}" for letter in "aAbBcdeDFHIjmMpSTuUVwWxXyY"), "%-d", "%-m")
@@ -157,6 +158,11 @@ class ChatTemplate:
         added = alone[begin:] if alone.startswith(whole[:begin]) else ""
         added = added[: added.rfind(self.tail) + len(self.tail)] if self.tail and self.written else added.rstrip()
         if added.strip() and whole.startswith(added, begin):
+            if (word := _lacking(text, added)) is not None:
+                raise FedKSeedError(
+                    f"the model's chat template leaves {word[:40]!r} out of the answer {text[:40]!r}; remove its "
+                    f"thought, or {INSTEAD}"
+                )
             end = begin + len(added)
             behind = len(self.tail) if not self.written and whole.startswith(self.tail, end) else 0
             return Answer(begin, begin, end + behind)
@@ -171,6 +177,16 @@ class ChatTemplate:
         question = [{"role": USER, "content": QUESTION}]
         asked, plain = self.render(question, asks=True), self.render(question)
         return asked.removeprefix(plain) if asked.startswith(plain) else ""
+
+
+def _lacking(text: str, written: str) -> str | None:
+    """The first word of a text that is not in what was written, in the text's order; tags of a thought are no words."""
+    at = 0
+    for word in THOUGHT.sub(" ", text).split():
+        if (begin := written.find(word, at)) < 0:
+            return word
+        at = begin + len(word)
+    return None
 
 
 @lru_cache(maxsize=16)

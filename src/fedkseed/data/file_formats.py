@@ -44,6 +44,7 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
 SPACE = re.compile(r"[ \t\r\n]*")
 SEPARATORS = ",;\t|"  # of CSV; of those that suit the first line equally well, the first
 UNQUOTED = "\t|"  # separators of files that programs often write without quoting
+QUOTE_AFTER_SPACE = re.compile(r' +"')
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)  # as Excel reads it
 WRAPPERS = "data", "train", "rows", "examples"  # keys of an object whose list has a file's rows
 # The beginning of an object in several lines, or of one with such a list.
@@ -151,7 +152,10 @@ class _Unpacked:
         self._room = room_of(path) if packing else MAX_BYTES
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """The number of each line, and its text with the end of line, but without a byte order mark."""
+        """The number of each line, and its text with the end of line, but without a byte order mark.
+
+        A file that was put together of several has one at the beginning of each.
+        """
         lines = self._lines()
         for number, line in lines:
             if self.encoding or line.isascii():
@@ -164,7 +168,7 @@ class _Unpacked:
             encoding = self._guess("".join(line for _, line in ahead).encode("latin-1"), self.place(number))
             for index, undecoded in chain(ahead, lines):
                 text = decode(undecoded.encode("latin-1"), self.place(index), encoding)
-                yield index, text.removeprefix("\ufeff") if index == 1 else text
+                yield index, text.removeprefix("\ufeff")
 
     def _lines(self) -> Iterator[tuple[int, str]]:
         """The lines with a character for each byte where the encoding is not known yet."""
@@ -402,7 +406,12 @@ def _separated_values(unpacked: _Unpacked, separators: str, table: _Names) -> Pl
             of_record.append(line)
             yield line
 
-    reader = csv.reader(kept(chain(head, lines)), delimiter=separator, strict=True)
+    # quotes behind a space, as in `a, "b"`, are marks of fields, too
+    fields = (field for record in csv.reader(head, delimiter=separator) for field in record[1:])
+    spaced = any(QUOTE_AFTER_SPACE.match(field) for field in fields)
+    if spaced:
+        table.notes.append("spaces before the quotes of fields not used")
+    reader = csv.reader(kept(chain(head, lines)), delimiter=separator, strict=True, skipinitialspace=spaced)
 
     def records() -> Iterator[tuple[str, list[str]]]:
         nonlocal number

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from ..errors import FedKSeedError, require_choice
 from ..recipe.schema import DataTable
@@ -30,7 +30,7 @@ OPENINGS = {
     "official-dolly": tuple(text.replace(REQUEST, DOLLY_REQUEST) for text in (WITH_INPUT, WITHOUT_INPUT)),
     "official-ni": (WITH_INPUT, WITH_INPUT),
 }
-TEMPLATES = ("paper", "alpaca", "chat", "plain", "official-dolly", "official-ni")
+TEMPLATES: tuple[str, ...] = get_args(DataTable.model_fields["template"].annotation)
 
 
 def prompt_of(template: str, example: Example, later: bool = False) -> str:

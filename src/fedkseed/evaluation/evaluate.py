@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from copy import copy
+from itertools import takewhile
 from typing import Any
 from unittest.mock import patch  # sets an attribute, and puts it back whatever is raised
 
@@ -107,7 +108,7 @@ def answers_to(model: Any, tokenizer: Any, examples: Sequence[Encoded], max_new_
     answers = respond(model, tokenizer, prompts, max_new_tokens, ended)
     for k, encoded in enumerate(examples):
         written = tokenizer(encoded.around[0] if encoded.around else "", add_special_tokens=False).input_ids
-        lead = tokenizer.decode(written, skip_special_tokens=True).strip()
+        lead = tokenizer.decode(written).strip()
         if lead and answers[k].lstrip().startswith(lead):
             answers[k] = answers[k].lstrip().removeprefix(lead)
     return answers
@@ -143,7 +144,11 @@ def respond(
         if virtual:  # peft's: no position ids are needed
             warnings.filterwarnings("ignore", "Position ids are not supported")
         output = answering.generate(**asked, generation_config=settings)
-    return tokenizer.batch_decode(output[:, tokens.shape[1] :], skip_special_tokens=True)
+    last: Any = settings.eos_token_id
+    # up to what ends it an answer may have special tokens of its own, as <yes>
+    return tokenizer.batch_decode(
+        [[*takewhile(lambda n: n not in last, row)] for row in output[:, tokens.shape[1] :].tolist()]
+    )
 
 
 def greedy(model: Any, tokenizer: Any, ends: Sequence[int] = (), max_new_tokens: int | None = None) -> GenerationConfig:

@@ -125,9 +125,14 @@ def require_sane(path: Path) -> Found:
         order = "<" if word[2:] == b"\0\0" else ">"  # a small number, by either end first
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                return _checked(GgufHeader(data, order))
+                found = _checked(GgufHeader(data, order))
             except FedKSeedError as error:
                 raise FedKSeedError(f"{path} is damaged: {error}; get it again") from error
+    if (parts := found[0].get("split.count", 0)) > 1:
+        raise FedKSeedError(
+            f"{path} is one of {parts} parts of a model; join them: llama-gguf-split --merge FIRST-PART WHOLE.gguf"
+        )
+    return found
 
 
 def _checked(header: GgufHeader) -> Found:

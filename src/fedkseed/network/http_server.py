@@ -241,6 +241,12 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, dualstack_ipv6=both)
 
 
+def address_of(at: socket.socket) -> str:
+    """The address of a listening socket, as it stands in a URL: HOST:PORT, an IPv6 address in brackets."""
+    host, port = at.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 @contextmanager
 def serving(
     app: Any, at: socket.socket, tls: ssl.SSLContext | None, crowd: Crowd | None, proxied: bool = False
@@ -276,7 +282,7 @@ def serving(
             end = time.monotonic() + START
             while not server.started:
                 if not thread.is_alive() or time.monotonic() > end:
-                    raise FedKSeedError("the server at {}:{} did not start".format(*at.getsockname()))
+                    raise FedKSeedError(f"the server at {address_of(at)} did not start")
                 time.sleep(0.01)
             yield
         finally:

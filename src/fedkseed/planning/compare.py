@@ -6,6 +6,7 @@ run there before, so that neither libraries, compiled kernels nor threads count.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
@@ -97,8 +98,11 @@ def measure(recipe: Recipe, algorithm: str, shares: ClientShares | None = None) 
 
 
 def _in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
-    with Processes(1) as process:
-        return process.submit(function, *arguments).result()
+    try:
+        with Processes(1) as process:
+            return process.submit(function, *arguments).result()
+    except BrokenProcessPool as error:
+        raise FedKSeedError("the process that measures ended by itself, perhaps for want of memory") from error
 
 
 def _serve(recipe: Recipe, shares: ClientShares, folder: Path) -> int | None:

@@ -1,5 +1,6 @@
 """Reader of recipe files, with clear error messages. No file, model or code that a recipe names is opened or run."""
 
+import re
 import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -116,9 +117,12 @@ def tables(data: bytes) -> dict[str, Any]:
     if (dots := max(line.count(b".") for line in data.split(b"\n"))) > MAX_DOTS:
         raise FedKSeedError(f"not valid TOML of ours: a line has {dots} dots, at most {MAX_DOTS} go; break it")
     try:
-        return tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as error:  # of Unicode, of TOML, of a number of 5,000 digits; "[[[[["
-        raise FedKSeedError(f"not valid TOML: {error}") from error
+        return tomllib.loads(data.decode("utf-8-sig"))  # some programs begin with a mark
+    except UnicodeDecodeError as error:
+        raise FedKSeedError(f"not valid TOML, which is UTF-8: {error}; save it as UTF-8") from error
+    except (ValueError, RecursionError) as error:  # of TOML, of a number of 5,000 digits; "[[[[["
+        path = "; a path with \\ goes between single quotes, or with /" if re.search(rb'"[^"\n]*\\', data) else ""
+        raise FedKSeedError(f"not valid TOML: {error}{path}") from error
 
 
 def parse(table: dict[str, Any]) -> Recipe:

@@ -23,6 +23,8 @@ VERSION = 1  # the next one reads a key otherwise than this one, or lacks it: do
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Dtype = Literal["float32", "bfloat16", "float16"]
+Layout = Literal["instruction", "alpaca", "prompt-completion", "chat", "sharegpt", "text"]
+Template = Literal["paper", "alpaca", "chat", "plain", "official-dolly", "official-ni"]
 
 
 def _portion(value: Any) -> Any:
@@ -98,14 +100,14 @@ class DataTable(Table):
     format: Literal["rows", "natural-instructions"] = "rows"  # the second is a folder of tasks
     protocol: Literal["paper", "official-code"] = "paper"  # where the two differ: see docs/data.md
     # Of rows; None: what fits the columns of each file. See docs/data.md.
-    layout: Literal["instruction", "alpaca", "prompt-completion", "chat", "sharegpt", "text"] | None = None
+    layout: Layout | None = None
     # Field (as instruction, response, category, client) -> its name in the file, or a list of those in several files.
     columns: dict[str, str | Annotated[list[str], Field(min_length=1)]] = {}
     strict: bool = False  # refuse rows without a response, repeated and too long ones, which are counted otherwise
     # true: rows that can't be read as their layout are left out and counted; else one is enough to refuse the file.
     leave_out_faulty: bool | None = None
     # Conversations get the tokenizer's chat template, where it has one and the recipe names no template.
-    template: Literal["paper", "alpaca", "chat", "plain", "official-dolly", "official-ni"] = "paper"
+    template: Template = "paper"
     separator: Annotated[str, Field(max_length=64)] = "\n"  # between "### Response:" and the response
     # That a chat template writes as today's, as 2026-11-26; None: the day on which a run in one process begins.
     date: datetime.date | None = None

@@ -57,6 +57,7 @@ KEPT = "kept"  # the fact with a network's nonce, and the clients that have kept
 GAINS = "gains"  # the fact with a `Gain` of each client that has sent one, over a network
 FORGOTTEN = "forgotten"  # the fact with the clients without whose uploads the run was recomputed
 RECIPE = "recipe"  # the fact with the digests that recipe.toml may have
+WRITE_FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)"
 SCHEMA = """
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS rounds (done INTEGER PRIMARY KEY, state BLOB, report TEXT, parts BLOB, head BLOB);
@@ -306,15 +307,17 @@ class Store:
                 yield report
 
     def rollback(self, done: int) -> None:
-        """Delete everything after `done` rounds, in one transaction."""
+        """Delete everything after `done` rounds, in one transaction; a refusal changes nothing."""
+        if done > self.rounds:
+            raise FedKSeedError(
+                f"{self.directory} has no state after {done} rounds; see: fedkseed rounds {self.directory}"
+            )
         self.require_sound(done)
         if self.load_recipe().privacy is not None:
             raise FedKSeedError(
                 f"{self.directory} has [privacy], and rounds that are done again are paid for again: what its clients "
                 "gave can't be taken back; begin a new run"
             )
-        if nonces := self.recall(NONCES):  # clients that have seen what is deleted would take it for a forged history
-            self.remember(NONCES, [entry for entry in nonces if entry[0] <= done] + [[done, None]])
         if not self.row(done).state:
             needed = {*range(max(0, done - (self.recall(REACH) or 0)), done + 1)}
             evaluations = {number: scores for number, scores in self.evaluations().items() if number <= done}
@@ -325,14 +328,16 @@ class Store:
                     f"{self.directory} has no state after {done} rounds any more, or none that it needs to go on: "
                     "large ones are not kept for long"
                 )
-        self.remember(STOPPED, None)
-        self.remember(DIVERGED, None)
+        facts = dict.fromkeys((STOPPED, DIVERGED, GAINS))  # of a model that is deleted
+        if nonces := self.recall(NONCES):  # clients that have seen what is deleted would take it for a forged history
+            facts[NONCES] = [entry for entry in nonces if entry[0] <= done] + [[done, None]]
         with border(f"can't remove {self.adapter}"):  # first: no adapter of deleted rounds must stay
             self.adapter.unlink(missing_ok=True)
             shutil.rmtree(self.model, ignore_errors=True)
         with self.transaction() as connection:
             for table in ("rounds", "uploads", "evaluations"):
                 connection.execute(f"DELETE FROM {table} WHERE done > ?", (done,))  # noqa: S608 - one of three names
+            connection.executemany(WRITE_FACT, [_fact(name, value) for name, value in facts.items()])
         self.copy_metrics()
 
     def evaluated(self, done: int, scores: dict[str, Any]) -> None:
@@ -364,8 +369,7 @@ class Store:
 
     def remember(self, name: str, value: Any) -> None:
         """Write a JSON value under a name."""
-        text = json.dumps(value)
-        self.rows("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", name, text, _sealed(name, text))
+        self.rows(WRITE_FACT, *_fact(name, value))
 
     def recall(self, name: str) -> Any:
         """The value written under a name, or None."""
@@ -445,6 +449,12 @@ class RoundRow(NamedTuple):
     state: bytes
     parts: bytes
     head: bytes
+
+
+def _fact(name: str, value: Any) -> tuple[str, str, bytes]:
+    """The row of a fact: a JSON value under a name."""
+    text = json.dumps(value)
+    return name, text, _sealed(name, text)
 
 
 def _sealed(name: str, value: str) -> bytes:

@@ -13,6 +13,7 @@ from torch import nn
 from ..data.layouts import SYSTEM, USER, Example, Turn
 from ..data.wording import Wording
 from ..errors import FedKSeedError
+from ..evaluation.evaluate import greedy
 from ..files import folder
 from ..models.checkpoint import ADAPTERS, adapter_config
 from ..models.load import DTYPES, load_model, save_model, save_tokenizer
@@ -88,9 +89,7 @@ def export(
 def _write_hf(tuned: TunedModel, tokenizer: Any, part: Path, dtype: str | None) -> list[str]:
     (model, reference), kind = _merged(tuned), dtype or tuned.dtype
     if tuned.worded:  # answers end where those of tuning do
-        stated = model.generation_config.eos_token_id
-        listed = [stated] if isinstance(stated, int) else stated or []
-        ends = list(dict.fromkeys([*tuned.wording.ends(tokenizer), *listed]))
+        ends: Any = greedy(model, tokenizer, tuned.wording.ends(tokenizer)).eos_token_id
         model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
     densify(model)
     if dtype is not None:

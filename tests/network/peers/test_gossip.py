@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from fedkseed import FedKSeedError
 from fedkseed.network.http_client import HttpAnswer
 from fedkseed.network.limits import Quota
-from fedkseed.network.peers import app, gossip, tls
+from fedkseed.network.peers import FILE, app, gossip, tls
 from fedkseed.network.peers.app import application, path_of, serving_uploads
 from fedkseed.network.peers.gossip import ComparisonPace, Gossip, PeerRequests
 from fedkseed.network.peers.roster import PeerAddresses, load_roster
 from fedkseed.network.peers.signed_upload import framed, unframed
-from fedkseed.network.peers.store import FILE, UploadStore
+from fedkseed.network.peers.store import UploadStore
 from fedkseed.network.protocol.certs import add, make, sign
 from fedkseed.network.protocol.signatures import _key_of_a_server, certificate
 

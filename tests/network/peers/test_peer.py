@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedkseed import start
-from fedkseed.network.peers.store import FILE
+from fedkseed.network.peers import FILE
 from fedkseed.network.peers.verify import recompute, verify
 from fedkseed.network.protocol.networked_recipe import with_network_defaults
 from fedkseed.run.simulation import Simulation

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkseed import FedKSeedError
+from fedkseed.network.peers import FILE
 from fedkseed.network.peers.merge_rule import model_of
-from fedkseed.network.peers.store import FILE, UploadStore
+from fedkseed.network.peers.store import UploadStore
 from fedkseed.network.protocol.signatures import sign
 from fedkseed.run.store import pack
 

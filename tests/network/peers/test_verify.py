@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from fedkseed import Adapter, FedKSeedError
 from fedkseed.cli import app
+from fedkseed.network.peers import FILE
 from fedkseed.network.peers.merge_rule import model_of
-from fedkseed.network.peers.store import FILE, UploadStore
+from fedkseed.network.peers.store import UploadStore
 from fedkseed.network.peers.verify import recompute, remember_run, verify
 from fedkseed.recipe.reading import parse
 from fedkseed.run.loop import Coefficients, provenance

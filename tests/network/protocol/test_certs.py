@@ -36,7 +36,7 @@ from fedkseed.network.protocol.certs import (
 )
 from fedkseed.network.protocol.certs import public as public_line
 from fedkseed.network.protocol.masking_keys import COMMENT, masking_key_in
-from fedkseed.network.protocol.signatures import name_in, private_key
+from fedkseed.network.protocol.signatures import certificate, name_in, private_key
 
 from ...secure.test_key_exchange import LOW_ORDER
 
@@ -310,3 +310,10 @@ def test_an_authority_that_is_not_valid_now_is_refused_before_anybody_is_asked(t
     make(tmp_path, 1, ["localhost"], 2)
     with pytest.raises(FedKSeedError, match=r"ca.pem is valid from .* and today is .*or set the clock right"):
         require_identity(tmp_path / "ca.pem", tmp_path / "client-0", NOW + timedelta(days=days))
+
+
+def test_no_certificate_outlives_the_authority_however_many_days_are_asked_for(tmp_path):
+    make(tmp_path, 1, ["localhost"], 10**9, NOW)
+    assert (
+        certificate(tmp_path / "server.pem").not_valid_after_utc == certificate(tmp_path / "ca.pem").not_valid_after_utc
+    )

@@ -110,14 +110,21 @@ class Connections:
         self.take(keys)
 
     def take(self, keys: Sequence[EllipticCurvePublicKey | None]) -> None:
-        """Take the clients' keys as they are now; whose key has changed or is gone is refused from now on."""
+        """Take the clients' keys as they are now; whose key has changed or is gone is refused from now on.
+
+        The rounds begin again: no task of before is owed, and nobody would ask for its answer.
+        """
         with self._lock:
+            self._drop_arrivals()
+            self._tasks = {}
             registered = {(n, fingerprint(key)): key for n, key in enumerate(keys) if key is not None}
             for number, client in [*self._clients.items()]:
                 if (number, client.name) not in registered:
                     self._end_session(self._clients.pop(number))
             for (number, name), key in registered.items():
                 self._clients.setdefault(number, ConnectedClient(number, name, key))
+            for client in self._clients.values():
+                client.task = None
             self._numbers = {name: number for number, name in registered}
 
     def close(self, run_is_over: bool = False) -> None:
@@ -127,10 +134,13 @@ class Connections:
                 self._closed = (410, "the run is over") if run_is_over else (503, "the server is about to end")
             for client in self._clients.values():
                 client.wake_up()
-            for _, data in self._arrivals.values():
-                if not isinstance(data, bytes):
-                    data.close()
-            self._arrivals = {}
+            self._drop_arrivals()
+
+    def _drop_arrivals(self) -> None:
+        for _, data in self._arrivals.values():
+            if not isinstance(data, bytes):
+                data.close()
+        self._arrivals = {}
 
     # For the thread of the rounds.
 

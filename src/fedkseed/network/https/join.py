@@ -34,7 +34,7 @@ from ..protocol.certs import require_identity
 from ..protocol.client.recipe_consent import Owner, OwnerSettings
 from ..protocol.client.worker_process import GiveUp, ask_worker, finish_work, last_reason, socket_path, stop_worker
 from ..protocol.client_gain import GainFile
-from ..protocol.envelope import Code, RefusedError, Reply, Status, Task
+from ..protocol.envelope import MAX_RECIPE, Code, RefusedError, Reply, Status, Task
 from ..protocol.signatures import certificate, fingerprint, private_key, proof_of
 from .connections import SEPARATOR, copied
 from .task_files import LARGEST, Stub
@@ -163,11 +163,13 @@ class ServerSession:
 
     def file(self, digest: bytes) -> bytes:
         """The file of a digest; the task checks it. It is anybody's who knows the digest, and needs no session."""
-        if digest not in self.files:
-            self.files[digest] = self._get(f"/v1/file/{digest.hex()}", MAX_MESSAGE, names_session=False)
+        if (data := self.files.get(digest)) is None:
+            data = self._get(f"/v1/file/{digest.hex()}", MAX_MESSAGE, names_session=False)
+            if len(data) <= MAX_RECIPE:  # a message can be all weights, and does not come again
+                self.files[digest] = data
             for oldest in [*self.files][:-MAX_FILES]:
                 del self.files[oldest]
-        return self.files[digest]
+        return data
 
     def send(self, key: bytes, reply: bytes) -> HttpAnswer:
         """Send the reply to a task, and return what the server says to it.

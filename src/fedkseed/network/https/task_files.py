@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ...errors import FedKSeedError
-from ..protocol.envelope import HEAD, LINK, TASK, UNSIGNED, Task
+from ..protocol.envelope import HEAD, LINK, MAX_LINKS, TASK, UNSIGNED, Task
 
 KEY, DIGEST = 16, 32  # bytes
 NOTHING = bytes(DIGEST)  # in place of the digest of an empty part
@@ -20,7 +20,7 @@ PARTS = ("recipe", "certificate", "message")  # in the order of their digests
 FIXED = HEAD.size + TASK.size  # bytes with which each task begins
 NAMES_END = KEY + DIGEST * len(PARTS)
 SMALLEST = NAMES_END + FIXED + len(UNSIGNED)  # bytes of a stub: one of a task without links
-LARGEST = SMALLEST + LINK * 65535
+LARGEST = SMALLEST + LINK * MAX_LINKS
 
 
 @dataclass(frozen=True, slots=True)

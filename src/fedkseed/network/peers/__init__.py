@@ -12,3 +12,5 @@ verify.py         the model of a peer's directory, recomputed from its uploads
 
 The rule is in docs/peers.md. What is signed, checked and added up is what every transport has.
 """
+
+FILE = "peer.sqlite"  # in a peer's directory; here, as who asks for it may lack the packages of the modules

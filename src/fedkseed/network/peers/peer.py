@@ -26,13 +26,13 @@ from ..protocol.client.worker import batch_secret, follow_recipe
 from ..protocol.envelope import Task, recipe_digest
 from ..protocol.networked_recipe import largest_request, recipe_for_clients, with_network_defaults
 from ..protocol.signatures import fingerprint, private_key, sign
-from . import tls
+from . import FILE, tls
 from .app import application, serving_uploads
 from .gossip import ComparisonPace, Gossip, PeerRequests
 from .merge_rule import MergeRule
 from .roster import PeerAddresses, Roster, load_roster
 from .signed_upload import SignedUpload
-from .store import FILE, UploadStore
+from .store import UploadStore
 from .verify import remember_run
 
 ANY = "each peer's own"  # in the place of the model's name, which is another on each machine; its digest counts

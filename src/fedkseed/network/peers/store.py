@@ -15,7 +15,6 @@ from ...strategies.kseed import State
 from .merge_rule import MergeRule, Slots, UploadHeader, counting, with_headers
 from .signed_upload import SignedUpload
 
-FILE = "peer.sqlite"  # in a peer's directory
 SCHEMA = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = FULL;

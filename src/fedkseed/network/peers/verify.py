@@ -20,9 +20,10 @@ from ...strategies.kseed import State
 from ...weights.adapter import ADAPTER, Adapter
 from ...wire.codec import decode
 from ...wire.records import Broadcast, Run
+from . import FILE
 from .merge_rule import MergeRule, model_of
 from .roster import Roster
-from .store import FILE, UploadStore
+from .store import UploadStore
 
 RUN = "run of"  # the fact with recipe, base model and roster
 

@@ -254,7 +254,8 @@ def _by_authority(
     require_valid(directory / "ca.pem", ca, now)
     names = x509.SubjectAlternativeName([_alternative(host) for host in dict.fromkeys([*hosts, *OWN])])
     more = [x509.ExtendedKeyUsage(usages)] if usages else []
-    return _issued(name, key, ca_key, now, min(now + timedelta(days=days), ca.not_valid_after_utc), ca, names, *more)
+    end = min(now + timedelta(days=min(days, AUTHORITY.days)), ca.not_valid_after_utc)
+    return _issued(name, key, ca_key, now, end, ca, names, *more)
 
 
 def _issued(

@@ -17,11 +17,9 @@ from pydantic import Field, field_validator
 from ....errors import FedKSeedError
 from ....recipe.algorithms import ALGORITHMS, CHANGE, algorithm_of
 from ....recipe.reading import from_file, typed
-from ....recipe.schema import Category, Count, Positive, Recipe, Table
+from ....recipe.schema import Category, Count, Layout, Positive, Recipe, Table, Template
 
 Column = Literal["instruction", "response", "context", "category", "messages", "text"]
-Layout = Literal["instruction", "alpaca", "prompt-completion", "chat", "sharegpt", "text"]
-Template = Literal["paper", "alpaca", "chat", "plain", "official-dolly", "official-ni"]
 
 
 class RowLimits(Table):

@@ -153,8 +153,9 @@ class NetworkRounds:
             for messages in round_.exchanges():
                 self._exchange(round_, messages, least)
         after, report = round_.finish()
-        named, missing = self.remote.named, sorted({*asked}.difference(report.clients))
-        uploads = f"the uploads of {named(*sorted(report.clients))}" + f", none of {named(*missing)}" * bool(missing)
+        named, came = self.remote.named, round_.measured  # of a tree's root shards, whose clients the report counts
+        missing = sorted({*asked}.difference(came))
+        uploads = f"the uploads of {named(*sorted(came))}" + f", none of {named(*missing)}" * bool(missing)
         self.remote.progress.note(f"round {state.round + 1} counts {uploads}")
         if second is not None:
             self.first_leg.unlink(missing_ok=True)
