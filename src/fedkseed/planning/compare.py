@@ -26,7 +26,7 @@ from ..round import Round
 from ..run.needed_memory import LIBRARIES, needed_by
 from ..run.setup import Stopwatch
 from ..run.simulation import Simulation
-from ..run.workers import Processes
+from ..run.workers import WorkerPool
 from ..wire.codec import decode, encode
 from .forecast import sample_upload
 from .memory import Meter
@@ -99,7 +99,7 @@ def measure(recipe: Recipe, algorithm: str, shares: ClientShares | None = None) 
 
 def _in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
     try:
-        with Processes(1) as process:
+        with WorkerPool(1) as process:
             return process.submit(function, *arguments).result()
     except BrokenProcessPool as error:
         raise FedKSeedError("the process that measures ended by itself, perhaps for want of memory") from error

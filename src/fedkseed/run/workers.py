@@ -47,7 +47,7 @@ def processes() -> BaseContext:
     return context
 
 
-class Processes(ProcessPoolExecutor):
+class WorkerPool(ProcessPoolExecutor):
     """An executor whose processes do not import the program that has it, as it would begin again in each of them.
 
     A program with `if __name__ == "__main__":` around its work would not; what the processes run is of this package.
@@ -100,7 +100,7 @@ class Workers:
     def __init__(self, count: int, threads: int, prepare: Callable[..., Answer], *arguments: Any) -> None:
         self.count = count
         self._cpu_seconds = 0.0
-        self._pool = Processes(count, initializer=_begin, initargs=(threads, prepare, arguments))
+        self._pool = WorkerPool(count, initializer=_begin, initargs=(threads, prepare, arguments))
 
     def answers(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes, list[float]]]:
         """The triples (client, upload, seconds of its local steps), in the order in which they come.
