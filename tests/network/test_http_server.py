@@ -14,7 +14,7 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from fedkseed.network.http_server import Crowd, Doorkeeper, address_of, listen, serving
+from fedkseed.network.http_server import Crowd, Doorkeeper, listen, listening_at, serving
 from fedkseed.network.peers import tls
 from fedkseed.network.peers.app import path_of
 from fedkseed.network.protocol.certs import add, make, sign
@@ -192,5 +192,5 @@ def asked(app: object, path: str, headers: dict[str, str], body: bytes = b"") ->
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
 def test_an_address_is_shown_as_it_stands_in_a_url(host, shown):
     with listen(host, 0) as at:
-        assert address_of(at) == f"{shown}:{at.getsockname()[1]}"
-        assert httpx.URL(f"http://{address_of(at)}/").port == at.getsockname()[1]
+        assert listening_at(at) == f"{shown}:{at.getsockname()[1]}"
+        assert httpx.URL(f"http://{listening_at(at)}/").port == at.getsockname()[1]

@@ -72,13 +72,13 @@ def watch(
     from ..report.watch_state import follow
 
     if serve is not None:
-        from ..network.http_server import address_of, listen, serve_locally
+        from ..network.http_server import listen, listening_at, serve_locally
         from ..network.protocol.addresses import is_loopback
         from ..report.watch_page import RunPage
 
         with listen(host, serve) as at:
             token = "" if is_loopback(host) else secrets.token_urlsafe(16)
-            place = f"http://{address_of(at)}/" + (f"{token}/" if token else "")
+            place = f"http://{listening_at(at)}/" + (f"{token}/" if token else "")
             serve_locally(
                 RunPage(directory), at, host, token, lambda: say(f"{place} shows {directory}; Ctrl-C ends it")
             )

@@ -67,7 +67,7 @@ def serve_model(
 
     fedkseed serve-model runs/recipe --port 8000
     """
-    from ..network.http_server import address_of, listen, serve_locally
+    from ..network.http_server import listen, listening_at, serve_locally
     from ..tuned.endpoint import application, load, require_server
     from ..tuned.load import open_ready
 
@@ -75,7 +75,7 @@ def serve_model(
     opened = open_ready(adapter, model, note)
     with suppress(KeyboardInterrupt), listen(host, port) as at:
         models, key = load(opened), secrets.token_urlsafe(16)
-        names, place = " and ".join(models), f"http://{address_of(at)}/v1"
+        names, place = " and ".join(models), f"http://{listening_at(at)}/v1"
         serve_locally(
             application(models), at, host, key, lambda: say(f"models {names} at {place}, key {key}, until Ctrl-C")
         )

@@ -11,6 +11,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain, islice
@@ -407,8 +408,9 @@ def _separated_values(unpacked: _Unpacked, separators: str, table: _Names) -> Pl
             yield line
 
     # quotes behind a space, as in `a, "b"`, are marks of fields, too
-    fields = (field for record in csv.reader(head, delimiter=separator) for field in record[1:])
-    spaced = any(QUOTE_AFTER_SPACE.match(field) for field in fields)
+    spaced, fields = False, (field for record in csv.reader(head, delimiter=separator) for field in record[1:])
+    with suppress(csv.Error):  # which the reader of all lines tells, with its place
+        spaced = any(QUOTE_AFTER_SPACE.match(field) for field in fields)
     if spaced:
         table.notes.append("spaces before the quotes of fields not used")
     reader = csv.reader(kept(chain(head, lines)), delimiter=separator, strict=True, skipinitialspace=spaced)

@@ -241,7 +241,7 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, dualstack_ipv6=both)
 
 
-def address_of(at: socket.socket) -> str:
+def listening_at(at: socket.socket) -> str:
     """The address of a listening socket, as it stands in a URL: HOST:PORT, an IPv6 address in brackets."""
     host, port = at.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -282,7 +282,7 @@ def serving(
             end = time.monotonic() + START
             while not server.started:
                 if not thread.is_alive() or time.monotonic() > end:
-                    raise FedKSeedError(f"the server at {address_of(at)} did not start")
+                    raise FedKSeedError(f"the server at {listening_at(at)} did not start")
                 time.sleep(0.01)
             yield
         finally:

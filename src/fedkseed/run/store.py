@@ -328,7 +328,7 @@ class Store:
                     f"{self.directory} has no state after {done} rounds any more, or none that it needs to go on: "
                     "large ones are not kept for long"
                 )
-        facts = dict.fromkeys((STOPPED, DIVERGED, GAINS))  # of a model that is deleted
+        facts: dict[str, Any] = dict.fromkeys((STOPPED, DIVERGED, GAINS))  # of a model that is deleted
         if nonces := self.recall(NONCES):  # clients that have seen what is deleted would take it for a forged history
             facts[NONCES] = [entry for entry in nonces if entry[0] <= done] + [[done, None]]
         with border(f"can't remove {self.adapter}"):  # first: no adapter of deleted rounds must stay
