@@ -88,9 +88,27 @@ def test_quotes_behind_a_space_are_marks_of_fields(tmp_path_factory, pairs, sepa
     assert "spaces before the quotes of fields not used" in read.summary()
 
 
+@pytest.mark.parametrize("separator", [",", "\t"])
+def test_a_space_and_a_quote_may_begin_a_text(tmp_path, separator):
+    """A quote that another follows, or one within a field of a writer that quotes, marks no field behind a space."""
+    rows = [[f"Who is {k}?", "  two spaces"] for k in range(5)]
+    spoken = [["question", "answer"], *rows, ["What?", '"Yes" he said']]
+    name = "rows.csv" if separator == "," else "rows.tsv"
+    lines = "\n".join(separator.join(row).replace('"Yes"', ' "Yes"') for row in spoken)
+    read = file_of(tmp_path, lines + "\n", name)
+    assert [example.response.strip() for example in read.examples][-2:] == ["two spaces", '"Yes" he said']
+    quoted = csv_of([["question", "answer"], *rows, ["What?", ' "hello" she said']], separator)
+    read = file_of(tmp_path, quoted, name)
+    assert [example.response for example in read.examples][-2:] == ["  two spaces", ' "hello" she said']
+    assert "spaces before" not in read.summary()
+
+
 def test_tables_of_several_windows_files_have_a_mark_at_each_beginning(tmp_path):
     table = "\ufeff" + csv_of([["question", "answer"], *([f"Who is {k}?", "über"] for k in range(5))])
+    (tmp_path / "wide.csv").write_bytes((table * 3).encode("utf-16-le"))
+    wide = Reader().file(str(tmp_path / "wide.csv"))
     read = file_of(tmp_path, table * 3)
+    assert wide.examples == read.examples
     assert {example.instruction for example in read.examples} == {f"Who is {k}?" for k in range(5)}
     assert "2 lines with the names of the columns again not used" in read.summary()
     lines = "\ufeff" + json.dumps({"question": "Who?", "answer": "über"}, ensure_ascii=False) + "\n"

@@ -84,13 +84,10 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
         rows_of(tmp_path / "a.parquet")
 
 
-def test_lengths_apart_from_their_texts_are_read_and_differences_refused(tmp_path):
-    rows = [{"question": f"Who is {k}?", "answer": "I"} for k in range(50)]
-    for encoding in ("DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"):
-        path, plain = tmp_path / f"{encoding}.parquet", {"use_dictionary": False, "column_encoding": encoding}
-        pq.write_table(pa.Table.from_pylist(rows), path, **plain)
-        if encoding == "DELTA_LENGTH_BYTE_ARRAY":
-            assert rows_of(path) == rows
-        else:
-            with pytest.raises(FedKSeedError, match="has texts as DELTA_BYTE_ARRAY, which is not read; write it anew"):
-                rows_of(path)
+@pytest.mark.parametrize("encoding", ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"])
+def test_texts_in_an_encoding_that_is_not_read_say_how_to_write_them(tmp_path, encoding):
+    """Read without a dictionary, a text that is there a million times would take memory a million times."""
+    table = pa.Table.from_pylist([{"question": f"Who is {k}?", "answer": "I"} for k in range(50)])
+    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False, column_encoding=encoding)
+    with pytest.raises(FedKSeedError, match=r"has texts in an encoding that is not read.*; write it anew, as pandas"):
+        rows_of(tmp_path / "a.parquet")

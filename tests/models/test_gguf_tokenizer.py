@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGUFReader, GGUFWriter, SpecialVocab
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -16,6 +16,7 @@ from fedkseed.data.sources import read
 from fedkseed.data.wording import Wording
 from fedkseed.models.gguf_tokenizer import BY_NAME, BYTE_TOKENS, CONTRACTIONS, CUTS, REST, WORDS
 from fedkseed.models.load import load_tokenizer
+from fedkseed.models.sentencepiece import add_ends
 from fedkseed.tuned.gguf import write_gguf
 from fedkseed.tuned.read_back import require_same_tokenizer
 
@@ -315,3 +316,14 @@ def test_a_space_before_the_first_word_alone_is_none_in_messages_that_a_special_
     for text in TEXTS[:4]:
         said = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False)
         assert there.tokens(said)[1:] == tokenizer(said, add_special_tokens=False).input_ids
+
+
+@pytest.mark.parametrize("begin", ["<s>", "<im:start>"])
+def test_the_converter_of_llama_cpp_finds_the_token_that_begins_texts(tmp_path, begin):
+    """A tokenizer.json names it by its text, but where a template of the library could not have it."""
+    trained = Tokenizer(models.BPE({begin: 0, "</s>": 1, "a": 2, "b": 3}, []))
+    add_ends(trained, {"bos_token": begin, "eos_token": "</s>"}, True, False)
+    assert trained.encode("ab").tokens == [begin, "a", "b"]
+    PreTrainedTokenizerFast(tokenizer_object=trained, bos_token=begin, eos_token="</s>").save_pretrained(tmp_path)
+    if begin == "<s>":
+        assert SpecialVocab(tmp_path).add_special_token["bos"] is True

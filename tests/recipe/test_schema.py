@@ -36,6 +36,8 @@ def test_the_key_of_the_directions_follows_from_the_seed():
         ({"trainning": {}}, "unknown table or key 'trainning'; did you mean 'training'"),
         ({"str": 1}, "unknown table or key 'str'; it knows seed, "),  # pydantic has names of its own for types
         ({"data": {"literals": 1}}, r"\[data\] has no key 'literals'"),
+        ({"data": {"columns": {"instruction": 5}}}, r"\[data.columns\] instruction: input should be a valid "),
+        ({"data": {"columns": {"instruction": [1]}}}, r"\[data.columns\] instruction: input should be a valid "),
         ({"training": {"lr": "x"}}, r"\[training\] lr: input should be "),
         ({"training": {"learning_rate": 1.0}}, r"\[training\] has no key 'learning_rate'; it knows algorithm, rounds"),
         ({"training": {"stepps": 1}}, r"\[training\] has no key 'stepps'; did you mean 'steps'"),
@@ -309,5 +311,7 @@ def test_a_recipe_of_a_windows_program_is_read_or_says_what_to_change():
     assert parse(tables(b"\xef\xbb\xbf" + text.encode())) == parse(tables(text.encode()))
     with pytest.raises(FedKSeedError, match=r"which is UTF-8: .*; save it as UTF-8"):
         tables(text.encode("utf-16"))
+    with pytest.raises(FedKSeedError, match=r"^(?!.*a path with)"):
+        tables(b'[data]\nseparator = "\\n"\nsource = \n')
     with pytest.raises(FedKSeedError, match=r"; a path with .* goes between single quotes, or with /"):
         tables(b'[model]\nname = "C:\\Users\\m"\n')

@@ -98,6 +98,12 @@ def test_a_round_without_a_finite_loss_is_valid_json(store):
     assert json.loads(store.metrics.read_text().splitlines()[-1])["loss"] is None
 
 
+def test_a_run_can_go_back_from_a_damaged_last_round(store):
+    store.rows("UPDATE rounds SET state = x'00' WHERE done = 3")
+    store.rollback(1)
+    assert same(store.state(State), state(1))
+
+
 def test_rollback_forgets_what_came_after(store):
     for done in range(4):
         store.evaluated(done, {"losses": [done]})

@@ -45,7 +45,7 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
 SPACE = re.compile(r"[ \t\r\n]*")
 SEPARATORS = ",;\t|"  # of CSV; of those that suit the first line equally well, the first
 UNQUOTED = "\t|"  # separators of files that programs often write without quoting
-QUOTE_AFTER_SPACE = re.compile(r' +"')
+QUOTE_AFTER_SPACE = re.compile(r' +"[^"]')  # within a quoted field it would be doubled
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)  # as Excel reads it
 WRAPPERS = "data", "train", "rows", "examples"  # keys of an object whose list has a file's rows
 # The beginning of an object in several lines, or of one with such a list.
@@ -160,7 +160,7 @@ class _Unpacked:
         lines = self._lines()
         for number, line in lines:
             if self.encoding or line.isascii():
-                yield number, line
+                yield number, line.removeprefix("\ufeff") if self.encoding else line
                 continue
             ahead, size = [(number, line)], len(line)
             while size < PIECE and (following := next(lines, None)):
@@ -387,6 +387,16 @@ class _Names:
         return 0, ()
 
 
+def _has_quotes_behind_spaces(head: Sequence[str], separator: str) -> bool:
+    """Whether the first lines have fields as in `a, "b"`, and are valid CSV if a space before a field is none of it."""
+    raw = csv.reader(head, delimiter=separator, quoting=csv.QUOTE_NONE)
+    with suppress(csv.Error):  # the reader of all lines tells it, with its place
+        if any(QUOTE_AFTER_SPACE.match(field) for record in raw for field in record[1:]):
+            whole = head if len(head) < HEAD else head[:-1]  # a record of several lines may go on behind them
+            return bool([*csv.reader(whole, delimiter=separator, strict=True, skipinitialspace=True)])
+    return False
+
+
 def _separated_values(unpacked: _Unpacked, separators: str, table: _Names) -> Placed:
     """Rows of CSV, by the names in the first lines, which are after a line as "sep=;" where there is one."""
     lines, head, before = _lines_of_rows(unpacked), list[str](), 0
@@ -408,9 +418,7 @@ def _separated_values(unpacked: _Unpacked, separators: str, table: _Names) -> Pl
             yield line
 
     # quotes behind a space, as in `a, "b"`, are marks of fields, too
-    spaced, fields = False, (field for record in csv.reader(head, delimiter=separator) for field in record[1:])
-    with suppress(csv.Error):  # which the reader of all lines tells, with its place
-        spaced = any(QUOTE_AFTER_SPACE.match(field) for field in fields)
+    spaced = _has_quotes_behind_spaces(head, separator)
     if spaced:
         table.notes.append("spaces before the quotes of fields not used")
     reader = csv.reader(kept(chain(head, lines)), delimiter=separator, strict=True, skipinitialspace=spaced)

@@ -11,16 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import FedKSeedError, needs_extra
+from ..errors import FedKSeedError, first_line, needs_extra
 
 BATCH = 1 << 14  # values, and so rows of one column
 FLAT, NESTED = 8, 64  # bytes that a value takes in memory at least: in a column, and as an item of a row's list
 FOOTER: Any = {"thrift_container_size_limit": 1 << 16, "thrift_string_size_limit": 1 << 26}  # items, bytes
 UNCOMPRESSED, COMPRESSED, VALUES = 2, 3, 1  # fields of headers
-LENGTHS, DIFFERENCES = (
-    "DELTA_LENGTH_BYTE_ARRAY",
-    "DELTA_BYTE_ARRAY",
-)  # encodings, which pyarrow reads into no dictionary
 PAGES = 5, 7, 8  # fields with the header of a page of values, of a dictionary, of values in version 2
 GROUPS, CHUNKS, ABOUT, CHUNK_BYTES, FIRST_PAGES = 4, 1, 3, 7, (9, 11)  # fields of the footer, and what is in them
 BOOLEANS, BYTE, INTEGERS, DOUBLE, BINARY, LIST, STRUCT = (1, 2), 3, (4, 5, 6), 7, 8, 9, 12  # Thrift's compact protocol
@@ -42,14 +38,7 @@ def parquet_rows(path: str, most_rows: int, most_columns: int, room: int) -> Ite
         about, columns = file.metadata, [file.schema.column(k) for k in range(len(file.schema))]
         if len(columns) > most_columns:
             raise FedKSeedError(f"{path} has {len(columns):,} columns, at most {most_columns:,} go; is it a data file?")
-        groups = [about.row_group(k) for k in range(about.num_row_groups)]
-        encodings = [{way for group in groups for way in group.column(k).encodings} for k in range(len(columns))]
-        if any(DIFFERENCES in ways for ways in encodings):  # a few bytes of it can stand for long texts
-            raise FedKSeedError(
-                f"{path} has texts as {DIFFERENCES}, which is not read; write it anew, in plain encoding"
-            )
-        stored = zip(columns, encodings, strict=True)
-        texts = [c.path for c, ways in stored if c.physical_type == "BYTE_ARRAY" and LENGTHS not in ways]
+        texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
     size = 0 if about.num_rows > most_rows else _announced(path, columns, room)
     if about.num_rows > most_rows or size > room:
         limits = f"at most {most_rows:,} rows of {room:,} bytes, of a file of {Path(path).stat().st_size:,}"
@@ -60,11 +49,25 @@ def parquet_rows(path: str, most_rows: int, most_columns: int, room: int) -> Ite
         if len(features) < len(file.schema_arrow):
             raise FedKSeedError(f"{path}: two columns have one name; rename one")
         write = as_stored(features)
-        for batch in file.iter_batches(max(1, BATCH // max(1, len(columns)))):
+        batches = file.iter_batches(max(1, BATCH // max(1, len(columns))))
+        while (batch := _following(batches, path)) is not None:
             room -= sum(map(_decoded, batch.columns))
             if room < 0:
                 raise FedKSeedError(f"{path} decodes to far more bytes than it has; is it a data file?")
             yield from map(write, batch.to_pylist())
+
+
+def _following(batches: Iterator[Any], path: str) -> Any | None:
+    """The next batch; None: there is none. Texts are read into dictionaries, which pyarrow can't with all encodings."""
+    try:
+        return next(batches, None)
+    except OSError as error:
+        if "Not yet implemented" not in str(error):
+            raise
+        raise FedKSeedError(
+            f"{path} has texts in an encoding that is not read, as DELTA_BYTE_ARRAY ({first_line(error)}); write it "
+            "anew, as pandas and pyarrow do by default"
+        ) from error
 
 
 def as_stored(features: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -125,8 +125,10 @@ def _write_spaces(backend: Tokenizer, steps: Sequence[Any], prefix: bool, everyw
 def add_ends(backend: Tokenizer, special: Mapping[str, str], begins: bool, ends: bool) -> None:
     """Put the token that begins a text before it, and the one that ends it behind, where there are such."""
     adds = {"bos_token": begins, "eos_token": ends}
-    begin, end = ([name] if wanted and name in special else [] for name, wanted in adds.items())
-    tokens = [(name, special[name]) for name in [*begin, *end]]  # by name: a token's text may have a colon
+    # llama.cpp's converter knows the pieces by the tokens' texts; a template of the library can't have some of them
+    names = {name: text if name in special and not {":", "$"} & {*(text := special[name])} else name for name in adds}
+    begin, end = ([names[name]] if wanted and name in special else [] for name, wanted in adds.items())
+    tokens = [(names[name], special[name]) for name in adds if names[name] in (*begin, *end)]
     pieces: Any = [{"id": name, "ids": [backend.token_to_id(text)], "tokens": [text]} for name, text in tokens]
     backend.post_processor = processors.TemplateProcessing([*begin, "$A", *end], special_tokens=pieces)
 

@@ -41,7 +41,7 @@ def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, obj
     if basis is not None:
         written["directions"] = {"basis_digest": anew.directions.basis_digest}
     with border(f"can't read the recipe {path}"):
-        document = tomlkit.parse(path.read_bytes().decode())
+        document = tomlkit.parse(path.read_bytes().decode("utf-8-sig"))
     for name, keys in written.items():
         table: Any = document[name]
         table.update(keys)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -121,7 +121,8 @@ def tables(data: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise FedKSeedError(f"not valid TOML, which is UTF-8: {error}; save it as UTF-8") from error
     except (ValueError, RecursionError) as error:  # of TOML, of a number of 5,000 digits; "[[[[["
-        path = "; a path with \\ goes between single quotes, or with /" if re.search(rb'"[^"\n]*\\', data) else ""
+        escapes = re.search("escape|hex", str(error))  # the two words of tomllib's
+        path = "; a path with \\ goes between single quotes, or with /" if escapes and b"\\" in data else ""
         raise FedKSeedError(f"not valid TOML: {error}{path}") from error
 
 
@@ -143,11 +144,14 @@ def typed(kind: type[Table], table: dict[str, Any]) -> Table:
 
 def _explain(kind: type[BaseModel], detail: Any) -> str:
     table: Any = kind
-    inner, place = table, list[str]()
+    inner, place, has_keys = table, list[str](), False
     for part in detail["loc"]:
-        if isinstance(part, str) and table is not None:  # further ones are pydantic's names of a key's types
-            place, inner, field = [*place, part], table, table.model_fields.get(part)
-            table = field and table_of(field.annotation)
+        if not isinstance(part, str) or part == "[key]" or (table is None and not has_keys):
+            continue  # the number of a table of an array; pydantic's names of a key's types
+        place = [*place, part]
+        if has_keys := table is not None:
+            inner, field = table, table.model_fields.get(part)
+            table, has_keys = field and table_of(field.annotation), get_origin(field and field.annotation) is dict
     where = f"[{'.'.join(place[:-1])}] " if len(place) > 1 else ""
     if detail["type"] == "extra_forbidden":
         keys = list(inner.model_fields)

@@ -235,11 +235,12 @@ class Simulation:
                 del reply
 
         after, report = run_round(self.strategy, state, [*step.begun], recording, began, self._kept, broadcasts)
-        spent = report.cpu_seconds
-        if isinstance(self._workers, Workers) and spent is not None:
-            spent += self._workers.take_cpu_seconds()
-        elif self._workers is not None or self.setup.weights.layout.entries[0].tensor.device.type != "cpu":
-            spent = None  # an engine's processes, perhaps of other machines, or a GPU did the work
+        spent, workers = report.cpu_seconds, self._workers
+        if isinstance(workers, Workers) and spent is not None:
+            spent += workers.take_cpu_seconds()
+        is_engine = not isinstance(workers, Workers | None)  # of processes elsewhere, perhaps on other machines
+        if is_engine or self.setup.weights.layout.entries[0].tensor.device.type != "cpu":
+            spent = None
         return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=spent)
 
 

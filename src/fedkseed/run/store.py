@@ -46,6 +46,7 @@ from .best_round import best_round
 from .digest_chain import Receipt
 
 State = TypeVar("State")
+LARGEST_INTEGER = (1 << 63) - 1  # of SQLite
 LARGE = 1 << 20  # bytes of a state that gets a file of its own
 NONCES = "nonces"  # the fact with the nonces of a network's tasks, each with the number of rounds done at its beginning
 AUDIENCES = "audiences"  # the fact with those for whom a network's clients have signed their uploads
@@ -308,7 +309,7 @@ class Store:
 
     def rollback(self, done: int) -> None:
         """Delete everything after `done` rounds, in one transaction; a refusal changes nothing."""
-        if done > self.rounds:
+        if not self.rows("SELECT 1 FROM rounds WHERE done = ?", min(done, LARGEST_INTEGER)):  # the last may be damaged
             raise FedKSeedError(
                 f"{self.directory} has no state after {done} rounds; see: fedkseed rounds {self.directory}"
             )

@@ -19,7 +19,7 @@ from itertools import islice
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
-from threading import RLock, Thread
+from threading import Lock, RLock, Thread
 from typing import Any
 from unittest.mock import patch  # sets an attribute, and puts it back whatever is raised
 
@@ -47,6 +47,9 @@ def processes() -> BaseContext:
     return context
 
 
+MAIN = Lock()  # held while the program's module is without a file
+
+
 class WorkerPool(ProcessPoolExecutor):
     """An executor whose processes do not import the program that has it, as it would begin again in each of them.
 
@@ -58,7 +61,7 @@ class WorkerPool(ProcessPoolExecutor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a function in one of the processes, which begin here."""
-        with patch.multiple(sys.modules["__main__"], create=True, __spec__=None, __file__=None):
+        with MAIN, patch.multiple(sys.modules["__main__"], create=True, __spec__=None, __file__=None):
             return super().submit(fn, *args, **kwargs)
 
 
