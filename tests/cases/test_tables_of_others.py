@@ -249,3 +249,25 @@ def test_no_message_is_left_out_by_a_template_without_a_word(model_folder, templ
         encoded = encode(example, tokenizer, Wording("chat"))
         assert isinstance(encoded, Encoded)
         assert tokenizer.decode(encoded.tokens).count("room 7") == 1
+
+
+CUTS_THOUGHTS = SHAPE.replace("m['content']", "m['content'].split('</think>')[-1].lstrip()")
+MOVES_THOUGHTS = (
+    "[{{ m['role'] }}]{% set parts = m['content'].split('</think>') %}"
+    "{% if parts | length > 1 %}<think>{{ parts[0].split('<think>')[-1] }}</think>{{ parts[1].lstrip() }}"
+    "{% else %}{{ m['content'] }}{% endif %}{{ eos_token }}"
+)
+
+
+@pytest.mark.parametrize(("shape", "cut"), [(CUTS_THOUGHTS, True), (MOVES_THOUGHTS, False), (SHAPE, False)])
+def test_a_template_that_cuts_the_thought_out_of_an_answer_is_refused(model_folder, shape, cut):
+    tokenizer = load_tokenizer(str(model_folder))
+    tokenizer.chat_template = EACH.replace("%s", shape)
+    example = Example("What follows 8?", "<think>\nI add one.\n</think>\n\nIt is 9.")
+    if cut:
+        with pytest.raises(FedKSeedError, match="chat template leaves 'add' out of the answer"):
+            encode(example, tokenizer, Wording("chat"))
+    else:
+        encoded = encode(example, tokenizer, Wording("chat"))
+        assert isinstance(encoded, Encoded)
+        assert "I add one." in tokenizer.decode(encoded.tokens)

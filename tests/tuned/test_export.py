@@ -192,6 +192,23 @@ def test_a_modelfile_of_a_chat_template_leaves_out_what_the_tokenizer_adds(runs,
         modelfile("a.gguf", tokenizer, Wording("chat"))
 
 
+def test_a_word_among_the_bases_ends_ends_no_answer_of_an_export(runs, tmp_path, monkeypatch):
+    """As `generate` ends none by it."""
+    tuned = open_tuned(runs["fedavg"])
+    load = type(tuned).load
+    word = tuned.tokenizer()("the", add_special_tokens=False).input_ids[0]
+
+    def loaded(opened, *given):
+        model = load(opened, *given)
+        model.generation_config.eos_token_id = [word, *opened.wording.ends(opened.tokenizer())]
+        return model
+
+    monkeypatch.setattr(type(tuned), "load", loaded)
+    export(tuned, tmp_path / "out")
+    ends = json.loads((tmp_path / "out/generation_config.json").read_text())["eos_token_id"]
+    assert ends in (tuned.wording.ends(tuned.tokenizer()), *tuned.wording.ends(tuned.tokenizer()))
+
+
 def test_programs_that_put_messages_to_an_exported_model_use_the_words_on_which_it_was_tuned(
     runs, tmp_path, model_folder
 ):

@@ -388,7 +388,7 @@ class _Names:
 
 
 def _has_quotes_behind_spaces(head: Sequence[str], separator: str) -> bool:
-    """Whether the first lines have fields as in `a, "b"`, and are valid CSV if a space before a field is none of it."""
+    """Tell whether the first lines, as `a, "b"`, are valid CSV with quoted fields once spaces before fields are cut."""
     raw = csv.reader(head, delimiter=separator, quoting=csv.QUOTE_NONE)
     with suppress(csv.Error):  # the reader of all lines tells it, with its place
         if any(QUOTE_AFTER_SPACE.match(field) for record in raw for field in record[1:]):

@@ -287,3 +287,20 @@ def test_a_key_that_is_taken_away_or_replaced_is_refused_at_once(hub):
         refused(403, lambda number=number: begun(hub, number))
     assert hub.send([parcel(1)]) == [None], "nobody is there to take it"
     assert hub.session(proof(hub, another))[0] == 2
+
+
+def test_answers_to_tasks_of_before_other_keys_are_not_kept(hub):
+    """The rounds begin again with new keys, and nobody would ask for them: with weights each is up to a gigabyte."""
+    tokens = [begun(hub, number) for number in range(2)]
+    keys = hub.send(parcel(number) for number in range(2))
+    with SpooledTemporaryFile(1) as body:
+        body.write(b"xyz")
+        hub.answer(tokens[0], bytes.fromhex(keys[0]), body)
+        hub.take([key.public_key() for key in KEYS])
+        assert body.closed
+    assert not hub._arrivals
+    refused(410, lambda: hub.answer(tokens[1], bytes.fromhex(keys[1]), b"xyz"))
+    assert not hub._arrivals
+    (again,) = hub.send([parcel(1)])
+    hub.answer(tokens[1], bytes.fromhex(again), b"xyz")
+    assert [*hub._arrivals] == [again]
