@@ -72,7 +72,12 @@ def test_pin_prints_what_it_has_written_and_the_run_checks_it(recipe_file, tmp_p
     (digest,) = re.findall(r"^digest = '([0-9a-f]{64})'$", result.output, re.MULTILINE)
     assert f"written to {recipe_file}, [model]" in result.output
     assert own_recipe(recipe_file).model.digest == digest
+    (of_tokenizer,) = re.findall(r"^tokenizer_digest = '([0-9a-f]{48})'$", result.output, re.MULTILINE)
+    assert own_recipe(recipe_file).model.tokenizer_digest == of_tokenizer
     recipe_file.write_text(recipe_file.read_text().replace(digest, 64 * "0"))
     line = refused("run", recipe_file, "--output", tmp_path / "run")
     assert f"digest is {64 * '0'}" in line
     assert digest in line
+    recipe_file.write_text(recipe_file.read_text().replace(of_tokenizer, 48 * "0"))
+    line = refused("run", recipe_file, "--output", tmp_path / "run")
+    assert f"([model] tokenizer_digest is {48 * '0'}, this one has {of_tokenizer})" in line

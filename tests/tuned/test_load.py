@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -45,6 +46,28 @@ def test_a_base_model_that_has_moved_is_named(run, tmp_path, model_folder):
     shutil.copytree(model_folder, tmp_path / "moved")
     assert open_tuned(run, str(tmp_path / "moved")).base == str(tmp_path / "moved")
     assert digest(open_tuned(run, str(tmp_path / "moved"))) == open_tuned(run).adapter.tuned
+
+
+@pytest.mark.parametrize("form", ["run", "adapter", "fedkseed", "peft"])
+def test_a_tokenizer_that_has_changed_since_the_run_is_refused_and_so_its_chat_template(
+    run, tmp_path, model_folder, form
+):
+    place = run / "adapter.safetensors" if form == "adapter" else run
+    if form in ("fedkseed", "peft"):
+        export(open_tuned(run), place := tmp_path / "exported", form, **{"rank": 4} if form == "peft" else {})
+    shutil.copytree(model_folder, tmp_path / "moved")
+    tuned = open_tuned(place, str(tmp_path / "moved"))
+    assert tuned.chat_tokenizer().eos_token_id == tuned.tokenizer().eos_token_id
+    table = json.loads((tmp_path / "moved" / "tokenizer.json").read_text())
+    table["model"]["merges"] = table["model"]["merges"][:9]
+    (tmp_path / "moved" / "tokenizer.json").write_text(json.dumps(table))
+    with pytest.raises(FedKSeedError, match=r"moved is not the run's: unlike are its tokens of the same texts \("):
+        tuned.tokenizer()
+    shutil.copy(model_folder / "tokenizer.json", tmp_path / "moved")
+    (tmp_path / "moved" / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    assert tuned.tokenizer().chat_template, "the run's words are of its recipe"
+    with pytest.raises(FedKSeedError, match=r"moved is not the run's: unlike are its chat template \("):
+        replace(tuned, wording=Wording("chat")).tokenizer()
 
 
 def test_a_folder_without_a_card_has_the_default_words_and_its_own_type(run, tmp_path):

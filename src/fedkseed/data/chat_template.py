@@ -222,13 +222,15 @@ def _tried(tokenizer: Any, text: str) -> ChatTemplate:
     return ChatTemplate(tokenizer, text, *shape)
 
 
-def request(tokenizer: Any, messages: Messages, day: date) -> str:
-    """The text by which a tokenizer's chat template asks for an answer to messages.
+def conversation(tokenizer: Any, messages: Messages, day: date, asks: bool = True) -> tuple[str, list[tuple[int, int]]]:
+    """The text that a tokenizer's chat template makes of messages, and the spans that its own marks name.
 
     Args:
         day: the date for a template that writes one.
+        asks: whether the text asks for an answer behind them.
     """
-    return _rendered(tokenizer, pinned(tokenizer, day), messages, asks=True)[0]
+    text = pinned(tokenizer, day)
+    return _rendered(tokenizer, text, messages, asks, marked=not asks and bool(MARKS.search(text)))
 
 
 def uses_clock(tokenizer: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The digests of base model and basis, written into a recipe: parties can check theirs, and a server needs none."""
+"""The digests of model, tokenizer and basis in a recipe: parties can check theirs by them, and a server needs none."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ..run.progress import Progress, Silent
 
 
 def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, object]]:
-    """Load the model of a recipe's file, and write `digest` into its table [model]; returns what is written, by table.
+    """Load the model of a recipe's file, and write its digests into [model]; returns what is written, by table.
 
     In place of the type `auto` the measured one is written. Where the output layer or the last layers are tuned, the
     names of their weights are written, too, as `tuned`; where a basis has the directions, its digest, as `basis_digest`
@@ -28,12 +28,15 @@ def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, obj
     recipe = with_dtype(as_written := load_recipe(path), progress.note)
     algorithm, model, directions = checked_algorithm(recipe), recipe.model, recipe.directions
     unpinned = {"basis_digest": None} if directions.basis else {}
-    anew, basis = with_basis(recipe.having(model={"digest": None}, directions=unpinned))
+    anew, basis = with_basis(recipe.having(model={"digest": None, "tokenizer_digest": None}, directions=unpinned))
     require_ready(anew, Where.RUN, has_data=False)
+    from ..data.tokenizer_digest import tokenizer_digest
     from ..run.setup import build, tokenizer_of
 
     setup = build(anew, tokenizer_of(anew, progress), basis, serves=False, progress=progress)
-    written: dict[str, dict[str, object]] = {"model": {"digest": setup.weights.base_digest.hex()}}
+    digests: dict[str, object] = {"digest": setup.weights.base_digest.hex()}
+    digests["tokenizer_digest"] = tokenizer_digest(setup.tokenizer)
+    written = {"model": digests}
     if as_written.model.dtype != model.dtype:
         written["model"]["dtype"] = model.dtype
     if (algorithm.tuned == "output" or (model.last_layers and not algorithm.adapts)) and model.tuned is None:

@@ -77,6 +77,8 @@ class ModelTable(Table):
     storage: Literal["dense", "as stored", "Q8_0", "Q4_0", "Q4_1"] = "dense"  # of the base weights in memory
     device: str = "auto"  # cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of the base weights w_0: by `fedkseed pin`
+    # Of what the tokenizer does: by a run or server that loads it, or by `fedkseed pin`. All parties have the same.
+    tokenizer_digest: Annotated[str, Field(pattern="^[0-9a-f]{48}$")] | None = None
     tuned: list[str] | None = None  # patterns of parameter names; None: the algorithm's own choice
     # Tune the last layers and the final norm alone; the layers before run once a row. `fedkseed pin` writes `tuned`.
     last_layers: Count | None = None

@@ -288,6 +288,7 @@ def provenance(recipe: Recipe, rounds: int) -> dict[str, Any]:
     """The origin of a tuned model, for its adapter file."""
     model, data, algorithm = recipe.model, recipe.data, recipe.training.algorithm
     of_model = {"model": model.name, "dtype": model.dtype, "storage": model.storage}
+    of_model |= {} if model.tokenizer_digest is None else {"tokenizer_digest": model.tokenizer_digest}
     wording = data.model_dump(mode="json", include={"template", "separator", "date"}, exclude_none=True)
     return about(recipe, rounds) | of_model | wording | {"algorithm": algorithm, "rounds": rounds, "seed": recipe.seed}
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..data.batches import Encoded, endless_batches, private_batches
 from ..data.held_out import HeldOut
+from ..data.tokenizer_digest import require_tokenizer
 from ..directions.factors import Basis
 from ..errors import FedKSeedError
 from ..evaluation.evaluate import evaluate
@@ -63,12 +64,18 @@ class Stopwatch:
 
 
 def tokenizer_of(recipe: Recipe, progress: Progress) -> Any:
-    """The tokenizer of a recipe's model, loaded first: data errors then show before a minute of loading weights."""
+    """The tokenizer of a recipe's model, loaded first: data errors then show before a minute of loading weights.
+
+    Raises:
+        FedKSeedError: the recipe can't be followed, or the tokenizer is another than it says.
+    """
     # not what only a run needs, as the norm of [secure]: a basis is made for a recipe before `tune` finds its norm
     require_legal(recipe, Where.ALWAYS, Where.ALGORITHM, algorithm=algorithm_of(recipe.training.algorithm))
     objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens)
     progress.note(f"loading the tokenizer of {recipe.model.name}")
-    return load_tokenizer(recipe.model.name)
+    tokenizer = load_tokenizer(recipe.model.name)
+    require_tokenizer(tokenizer, recipe.model.tokenizer_digest, recipe.data.template, recipe.model.name)
+    return tokenizer
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..data.federated import ClientShares, share_out
+from ..data.tokenizer_digest import with_tokenizer
 from ..errors import FedKSeedError
 from ..evaluation.metrics import metrics_of
 from ..local.client import Client
@@ -63,8 +64,8 @@ class Simulation:
         checked_algorithm(recipe, Where.SIMULATION)
         tokenizer = tokenizer_of(recipe, self.progress) if tokenizer is None else tokenizer
         self.shares = shares or share_out(recipe, tokenizer, self.progress.note)
-        # A run's recipe names the wording that its examples have.
-        recipe = recipe.having(data=self.shares.settled)
+        # A run's recipe names the wording and the tokenizer that its examples have.
+        recipe = with_tokenizer(recipe.having(data=self.shares.settled), tokenizer)
         count = len(self.shares.clients)
         self.recipe = recipe = with_noise(recipe, count)
         self.secret = secret or new_secret(recipe)

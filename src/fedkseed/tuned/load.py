@@ -45,6 +45,7 @@ class TunedModel:
     adapters: Path | None = None  # folder of adapters of the `peft` library
     weights: str | None = None  # a whole model, as `load_model` takes it
     store: Store | None = None  # the run, where it is there
+    tokenizer_digest: str | None = None  # of the run's tokenizer; None: not known, or the tokenizer is the model's own
     worded: bool = True  # whether it is known on which words it was tuned; `wording` is else a guess
     remark: str = ""  # which rounds' model it is, where it is not the one that the run ended with
     ensemble: int = 1  # how many of the run's last rounds the model is the mean of
@@ -94,10 +95,17 @@ class TunedModel:
             return adapted.merge_and_unload()
 
     def tokenizer(self) -> Any:
-        """The tokenizer, which tuning leaves as it is."""
+        """The tokenizer, which tuning leaves as it is.
+
+        Raises:
+            FedKSeedError: it can't be loaded, or is another than that of the run.
+        """
+        from ..data.tokenizer_digest import require_tokenizer
         from ..models.load import load_tokenizer
 
-        return load_tokenizer(self.place)
+        tokenizer = load_tokenizer(self.place)
+        require_tokenizer(tokenizer, self.tokenizer_digest, self.wording.template, self.place)
+        return tokenizer
 
     def words(self, tokenizer: Any) -> Wording:
         """The wording of tuning; of a model that nobody knows to be tuned, its own chat template if it has one."""
@@ -163,7 +171,8 @@ def open_tuned(path: Path, model: str | None = None, ensemble: int = 1) -> Tuned
         if any(path.glob("model*.safetensors")):  # whose, and merged or not: both can be meant
             require_no_adapters(path)
         name = model or adapter_config(path).get("base_model_name_or_path")
-        return TunedModel(path, name, wording, entry.get("dtype", "float32"), adapters=path, worded=worded)
+        facts = {"dtype": entry.get("dtype", "float32"), "tokenizer_digest": entry.get("tokenizer_digest")}
+        return TunedModel(path, name, wording, **facts, adapters=path, worded=worded)
     files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
     if files or (path / "config.json").is_file():
         if len(files) > 1:
@@ -204,7 +213,8 @@ def _of_run(store: Store, model: str | None, ensemble: int) -> TunedModel:
     recipe = store.load_recipe()
     wording = Wording.of(recipe.data)
     place: Any = {"adapters": store.model} if (store.model / ADAPTERS).is_file() else {"weights": str(store.model)}
-    return TunedModel(store.directory, model or recipe.model.name, wording, recipe.model.dtype, store=store, **place)
+    place |= {"store": store, "tokenizer_digest": recipe.model.tokenizer_digest}
+    return TunedModel(store.directory, model or recipe.model.name, wording, recipe.model.dtype, **place)
 
 
 def _of_rounds(store: Store, model: str | None, ensemble: int = 1) -> TunedModel:
@@ -239,7 +249,8 @@ def _of_rounds(store: Store, model: str | None, ensemble: int = 1) -> TunedModel
 def _of_adapter(adapter: Adapter, path: Path, model: str | None, store: Store | None = None) -> TunedModel:
     about = adapter.provenance
     wording = Wording.read(about)
-    return TunedModel(path, model or about["model"], wording, about["dtype"], adapter.storage, adapter, store=store)
+    more = {"store": store, "tokenizer_digest": about.get("tokenizer_digest")}
+    return TunedModel(path, model or about["model"], wording, about["dtype"], adapter.storage, adapter, **more)
 
 
 def _untie_adapted(model: Any) -> None:

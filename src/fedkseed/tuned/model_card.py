@@ -57,7 +57,10 @@ def card(tuned: TunedModel, tokenizer: Any, format_: str, command: str, dtype: s
     origin: Any = {"license": licence(tuned.base or tuned.weights), "base_model": base, "base_model_relation": relation}
     tags = ["fedkseed", *(["federated-learning"] if was_tuned else []), format_]
     data = ModelCardData(**origin, library_name=LIBRARIES[format_], pipeline_tag="text-generation", tags=tags)
-    data[CARD_ENTRY] = {**(tuned.wording.facts if tuned.worded else {}), "dtype": dtype}
+    entry = {**(tuned.wording.facts if tuned.worded else {}), "dtype": dtype}
+    if tuned.tokenizer_digest is not None and format_ == "peft":  # which asks its base model for the tokenizer
+        entry["tokenizer_digest"] = tuned.tokenizer_digest
+    data[CARD_ENTRY] = entry
     facts = {"base model": base, **_facts(tuned), **unread, "licence of the base model": data["license"]}
     prompt = tuned.words(tokenizer).text(Example("INSTRUCTION", ""), tokenizer)
     fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", prompt))])

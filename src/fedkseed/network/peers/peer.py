@@ -14,8 +14,10 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from ...data.tokenizer_digest import with_tokenizer
 from ...errors import FedKSeedError
 from ...files import exclusive
+from ...models.load import load_tokenizer
 from ...recipe.rules import Where, require_legal
 from ...recipe.schema import Recipe
 from ...weights.adapter import ADAPTER, Adapter
@@ -58,11 +60,15 @@ class PeerOutcome:
     adapter: str
 
 
-def _shared(recipe: Recipe, count: int) -> bytes:
-    """A recipe as all peers have it, whatever their files are called."""
+def _require_legal(recipe: Recipe, count: int) -> None:
     require_legal(recipe, Where.NETWORK, Where.PEERS)
     if recipe.clients.count not in (None, count):
         raise FedKSeedError(f"[clients] count = {recipe.clients.count}, the peers' file has {count}: leave count out")
+
+
+def _shared(recipe: Recipe, count: int) -> bytes:
+    """A recipe as all peers have it who have the same tokenizer, whatever their files are called."""
+    recipe = with_tokenizer(recipe, load_tokenizer(recipe.model.name))
     return recipe_for_clients(recipe.having(model={"name": ANY, "device": "auto"}), count)
 
 
@@ -85,16 +91,19 @@ def run(
             directory.
     """
     roster, recipe = load_roster(peers), with_network_defaults(recipe)
-    text, private = _shared(recipe, len(roster.peers)), private_key(key)
+    recipe = recipe.having(model={"name": owner.model or recipe.model.name})
+    _require_legal(recipe, len(roster.peers))
+    private = private_key(key)
     names = [fingerprint(listed) for listed in roster.public_keys()]
     if fingerprint(private.public_key()) not in names:
         raise FedKSeedError(f"the key {key} is none of the {len(names)} in {peers}; add its public line")
     number = names.index(fingerprint(private.public_key()))
     with exclusive(directory / "peer.lock", f"another process uses {directory}; give this one its own --state"):
         server_tls, client_tls = tls.contexts(key, cert, ca, directory)
+        say(f"peer {number} of {len(names)}: loading {recipe.model.name}")
+        text = _shared(recipe, len(names))
         secret = batch_secret(directory) if owner.policy.data.secret_batches else None
-        owner = replace(owner, model=owner.model or recipe.model.name, secret=secret)
-        say(f"peer {number} of {len(names)}: loading {owner.model}")
+        owner = replace(owner, model=recipe.model.name, secret=secret)
         client = follow_recipe(RecipeJournal(directory), owner, text, partial(load_client, keeps=directory / ADAPTER))
         rule = MergeRule.of(text, client.recipe, client.setup.strategy, roster)
         largest, addresses = largest_request(recipe), PeerAddresses(peers, roster, say)

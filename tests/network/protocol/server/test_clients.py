@@ -1,5 +1,7 @@
 """The server's loop on a loopback Grid: ServerApp, ClientApp, worker and store as they are, no network between them."""
 
+import json
+import shutil
 import time
 from collections import Counter
 from dataclasses import asdict, replace
@@ -12,7 +14,8 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from transformers import AutoModelForCausalLM
 
 from fedkseed import Adapter, FedKSeedError, apply
-from fedkseed.models.load import load_model
+from fedkseed.data.tokenizer_digest import tokenizer_digest
+from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.network.flower.compat import ERRORS, NODE_GONE
 from fedkseed.network.flower.messages import packed, unpacked
 from fedkseed.network.flower.server_app import serve
@@ -22,7 +25,7 @@ from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.envelope import Reply, Status, Task
 from fedkseed.network.protocol.server import clients as remote
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
-from fedkseed.network.protocol.server.serving import kept_before
+from fedkseed.network.protocol.server.serving import begin, kept_before
 from fedkseed.recipe.schema import NetworkTable
 from fedkseed.report.watch_state import Watched
 from fedkseed.run.store import Store
@@ -652,6 +655,26 @@ def test_a_client_with_another_base_model_says_so_in_a_word_and_the_others_go_on
     log = capsys.readouterr().err
     assert "the message is for a base model with digest" in log
     assert "load the same weights, in the same type" in log
+
+
+def test_a_client_with_another_tokenizer_of_the_same_weights_says_so_and_the_others_go_on(setting, tmp_path, capsys):
+    shutil.copytree(setting.model, tmp_path / "other")
+    table = json.loads((tmp_path / "other" / "tokenizer.json").read_text())
+    del table["model"]["merges"][9:]
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(table))
+    notes, workers = Notes(), setting.workers()
+    workers[333] = TaskHandler(partial(load_client, replace(setting.owner(2), model=str(tmp_path / "other"))))
+    (tmp_path / "recipe.toml").write_text(setting.text(ONE_OF_THREE))
+    begin(tmp_path / "recipe.toml", (), directory := tmp_path / "run", note=print)
+    ClientNumbers.register(directory, range(3))
+    result = setting.serve(directory, to_workers(workers), notes=notes)
+    assert [r["clients"] for r in result.reports] == [[0, 1]] * 3
+    assert notes.has("round 1: client 2 refuses: model")
+    log = capsys.readouterr().err
+    assert f"the tokenizer of {tmp_path / 'other'} is not the run's: unlike are its tokens of the same texts" in log
+    expected = tokenizer_digest(load_tokenizer(str(setting.model)))
+    assert Store(directory).load_recipe().model.tokenizer_digest == expected
+    assert begin(tmp_path / "recipe.toml", (), directory, note=print).model.tokenizer_digest == expected
 
 
 def test_a_server_is_watched_by_its_directory(setting, tmp_path):

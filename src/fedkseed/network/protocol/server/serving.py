@@ -51,10 +51,17 @@ def begin(
     begun = Store(directory).load_recipe() if (directory / "recipe.toml").exists() else None
     if begun is not None and wanted.model.dtype == "auto":  # the run that goes on has measured
         wanted = wanted.having(model={"dtype": begun.model.dtype})
+    if begun is not None and wanted.model.tokenizer_digest is None:
+        wanted = wanted.having(model={"tokenizer_digest": begun.model.tokenizer_digest})
     wanted = with_dtype(wanted, note)
     require_legal(wanted, Where.NETWORK, *places)  # now, and not when the clients are there
     if why_model(wanted, algorithm_of(wanted.training.algorithm)) is not None:
         require_device(wanted.model.device)
+        if begun is None:
+            from ....data.tokenizer_digest import with_tokenizer
+            from ....run.setup import tokenizer_of  # PyTorch, where the model is needed anyway
+
+            wanted = with_tokenizer(wanted, tokenizer_of(wanted, Silent()))
     Trackers(wanted.report.to, Silent().note)  # refuses one whose package is missing
     if begun is not None:
         if begun.having(network=wanted.network, report=wanted.report) != wanted:
