@@ -185,6 +185,36 @@ def test_conversations_get_the_chat_template_if_the_recipe_names_none(tmp_path, 
     assert all(tokenizer.decode(e.tokens).startswith("Below is") for e in named.clients[1])
 
 
+@pytest.mark.parametrize(
+    ("template", "named", "settled"),
+    [
+        (CHAT, "", {"template": "chat"}),
+        (None, "", {"template": "plain", "separator": ""}),
+        (None, 'separator = " "', {"template": "plain"}),
+        ("{{ raise_exception('no') }}", "", {"template": "plain", "separator": ""}),
+        (CHAT, 'template = "alpaca"', {}),
+    ],
+)  # fmt: skip
+def test_a_model_of_plain_texts_is_asked_in_its_own_words(
+    tmp_path, model_folder, data_file, tokenizer, monkeypatch, template, named, settled
+):
+    """An export of a run on texts alone had the paper's wording, in place of the model's chat template."""
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": row["response"]}) + "\n" for row in rows()))
+    changes = {
+        "held_out": "held_out = 0.2",
+        "alpha": 'split = "even"',
+        "max_tokens": "max_tokens = 30",
+        "examples": "examples = 2",
+    }
+    asked = recipe(tmp_path, model_folder, tmp_path / "texts.jsonl", **changes)
+    before = share_out(asked.having(data={"template": "paper"}), tokenizer)
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    changes["max_tokens"] = f"max_tokens = 30\n{named}"
+    shares = share_out(recipe(tmp_path, model_folder, tmp_path / "texts.jsonl", **changes), tokenizer)
+    assert shares.settled == settled
+    assert shares.digest() == before.digest(), "rows are the same tokens in any words"
+
+
 def test_instructions_keep_the_paper_s_wording_beside_a_chat_template(
     tmp_path, model_folder, data_file, tokenizer, monkeypatch
 ):

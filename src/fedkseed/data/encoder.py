@@ -9,7 +9,7 @@ from ..errors import FedKSeedError
 from ..recipe.algorithms import ALGORITHMS
 from ..recipe.schema import DataTable, Recipe
 from .batches import Encoded
-from .chat_template import uses_clock
+from .chat_template import ChatTemplate, uses_clock
 from .layouts import CONVERSATIONS, Example
 from .sources import FAULTS_SHOWN, DataFile
 from .split import OwnedRow
@@ -57,14 +57,18 @@ class Encoder:
         """The encoder of a recipe.
 
         With `files`, those of a run in one process, what the recipe leaves open is decided: conversations are worded by
-        the chat template, if there is one, and a chat template that writes the date gets today's.
+        the chat template, if there is one, and a chat template that writes the date gets today's. Rows of plain text
+        are in no words of ours, and the model that they tune is asked in its own: its chat template, or none.
 
         Raises:
             FedKSeedError: the recipe names a limit of tokens that is beyond the model's context.
         """
         wording = Wording.of(recipe.data)
-        talks = any(file.layout.name in CONVERSATIONS for file in files) and tokenizer.chat_template
-        if talks and "template" not in recipe.data.model_fields_set:
+        layouts, given = {file.layout.name for file in files}, recipe.data.model_fields_set
+        if "template" not in given and layouts == {"text"}:
+            separator = wording.separator if "separator" in given else ""
+            wording = replace(wording, template="chat") if _can_chat(tokenizer) else Wording("plain", separator)
+        elif "template" not in given and layouts.intersection(CONVERSATIONS) and tokenizer.chat_template:
             wording = replace(wording, template="chat")
         if files and wording.template == "chat" and wording.date is None and uses_clock(tokenizer):
             wording = replace(wording, date=datetime.now(UTC).date())
@@ -202,6 +206,14 @@ class Encoder:
                 + "; shorten or remove the row, raise max_tokens, or set [data] strict = false"
             )
         return encoded
+
+
+def _can_chat(tokenizer: Any) -> bool:
+    """Whether a tokenizer has a chat template by which a model can be asked."""
+    try:
+        return bool(tokenizer.chat_template and ChatTemplate.of(tokenizer, datetime.now(UTC).date()))
+    except FedKSeedError:
+        return False
 
 
 def _special_in(encoded: Encoded, special: Mapping[int, str]) -> str | None:

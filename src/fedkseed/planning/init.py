@@ -77,6 +77,7 @@ class DataSummary:
     files: int | None  # of a folder, one a client; None for one file
     owners: tuple[str, int] | None = None  # a column whose values may be clients, and their number
     template: str = "paper"
+    separator: str = "\n"
     why: str = ""  # that template
     date: datetime.date | None = None  # that it writes
     max_tokens: int = MAX_TOKENS
@@ -180,6 +181,7 @@ def summary(source: str, columns: Columns, tokenizer: Any, algorithm: str = "fed
         files=len(clients) if in_folder else None,
         owners=None if in_folder else _owner_column(source, columns),
         template=encoder.wording.template,
+        separator=encoder.wording.separator,
         why=why,
         date=encoder.wording.date,
         max_tokens=limit,
@@ -206,18 +208,20 @@ def _worded(files: Sequence[DataFile], tokenizer: Any, algorithm: str) -> tuple[
     """
     rows, talks = rows_of(files), any(file.layout.name in CONVERSATIONS for file in files)
 
-    def encoder_of(template: Literal["chat", "paper"]) -> Encoder:
-        settings = {"data": DataTable(template=template), "training": TrainingTable(algorithm=algorithm)}
+    def encoder_of(**wording: Literal["chat", "paper"]) -> Encoder:
+        settings = {"data": DataTable(**wording), "training": TrainingTable(algorithm=algorithm)}
         return Encoder.of(Recipe(model=ModelTable(name="the model"), **settings), tokenizer, files)
 
+    if all(row.example.plain for row in rows):
+        return encoder_of(), "of what is asked later, as rows of plain text have no words around them"
     why = "as the model has no chat template"
     if tokenizer.chat_template:
-        encoder = encoder_of("chat")
+        encoder = encoder_of(template="chat")
         refused = encoder.refused(rows)
         if not refused or (talks and len(refused) < len(rows)):  # of conversations, a run names these rows
             return encoder, "the model's own chat template"
         why = f"as {' '.join(str(refused[0][1]).split())}"
-    return encoder_of("paper"), f"the wording of the paper, {why}"
+    return encoder_of(template="paper"), f"the wording of the paper, {why}"
 
 
 def _owner_column(source: str, columns: Columns) -> tuple[str, int] | None:
@@ -297,6 +301,7 @@ def draft(
         *([f"columns = {_toml(data.columns)}"] if data.columns else []),
         *([f"leave_out_faulty = true # {data.doubts}; false: they are trained on"] if leaves_out else []),
         f"template = {_toml(data.template)} # {data.why}; others: `fedkseed docs data`",
+        *([f"separator = {_toml(data.separator)}"] if data.separator != DataSummary.separator else []),
         *([f"date = {data.date} # that the chat template writes"] if data.date else []),
         f"max_tokens = {data.max_tokens} # examples have {usual} tokens as the median, {long} at 95 %, {longest} at "
         f"most: {left_out}",
