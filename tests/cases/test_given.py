@@ -112,7 +112,10 @@ def test_a_flag_that_says_neither_yes_nor_no_is_refused(flag):
         ({"messages": [USER | {"content": {"type": "image_url"}}, ANSWER]}, "parts that are no text, as 'image_url'"),
         ({"messages": [USER, ANSWER], "tools": '[{"name": "f"}]'}, "definitions of tools are not read"),
         ({"instruction": "q", "output": "a", "tools": "f()"}, "definitions of tools are not read"),
-        ({"instruction": "q", "output": "a", "history": "[['b', 'c']]"}, "column history: expected a list of pairs"),
+        (
+            {"instruction": "q", "output": "a", "history": "[['b', 'c'], and more]"},
+            "column history: expected a list of pairs",
+        ),
         ({"instruction": "q", "output": "a", "history": [["b"]]}, "column history: expected a list of pairs"),
         (
             {"messages": [{"role": "system", "content": "A"}, USER, ANSWER], "system": "B"},

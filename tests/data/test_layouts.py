@@ -1,5 +1,9 @@
 """Layouts of rows, found by their columns, and the examples that they make."""
 
+import json
+from collections import Counter
+from random import Random
+
 import pytest
 
 from fedkseed import FedKSeedError
@@ -166,3 +170,79 @@ def test_a_row_s_client_is_text_or_a_number():
     assert [fitted.client(row | {"Department": value}) for value in values] == ["hr", "7", "", "", ""]
     assert fit({"text": "t"}, {}, None, "line 1").client({"text": "t"}) == ""
     assert FIELDS == ("instruction", "response", "context", "category", "client", "messages", "text")
+
+
+def columns_of(rows: list[dict]) -> dict[str, list]:
+    return {key: [row[key] for row in rows] for key in rows[0]}
+
+
+FORMS = [
+    lambda cell: cell,
+    json.dumps,
+    repr,
+    lambda cell: f"\n {json.dumps(cell, ensure_ascii=False, indent=1)} ",
+    columns_of,
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("seed", range(4))
+def test_messages_are_the_same_in_whatever_form_a_file_keeps_a_list(form, seed):
+    """As text of JSON in a CSV file, as pandas prints a list into one, and as an object of columns in Parquet."""
+    rng = Random(seed)
+    words = ["Hi", 'He said "no"', "it's", "a\nb", "C:\\new\\table", "größer", "[1]", "{x}", "🚂", "null", "True"]
+    said = [" ".join(rng.choices(words, k=3)) for _ in range(4)]
+    turns = [
+        {"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, said, strict=True)
+    ]  # fmt: skip
+    expected = example({"messages": turns})
+    assert expected.turns == (Turn("user", said[0]), Turn("assistant", said[1]), Turn("user", said[2]))
+    assert example({"messages": form(turns)}) == expected
+    exchange = {"prompt": form(turns[:3]), "completion": form(turns[3:])}
+    layout = fit(exchange, {}, None, "")
+    assert (layout.name, layout.talks, layout.title) == (
+        "prompt-completion", True, "conversations, of prompt and completion"
+    )  # fmt: skip
+    asked, answered, again = expected.turns
+    uncounted = (asked, answered._replace(counted=False), again)
+    assert example(exchange) == Example(said[2], said[3], turns=uncounted), "the loss counts the completion"
+    if form is not columns_of:
+        earlier = example({"instruction": said[2], "response": said[3], "history": form([[said[0], said[1]]])})
+        assert earlier == expected
+
+
+def test_prompts_that_are_no_messages_stay_texts():
+    for prompt in ("[1, 2, 3]", "[x] done?", "{}", "[]", '["a"]', "[{'a': 1}]", "[" * 100_000, "{" * 9, r"[\d, '\d']"):
+        layout = fit({"prompt": prompt, "completion": "c"}, {}, None, "")
+        assert not layout.talks
+        assert layout.example({"prompt": prompt, "completion": "c"}, "").instruction == prompt
+
+
+def test_a_text_beside_messages_is_the_message_of_its_place():
+    turn = [{"role": "user", "content": "q"}]
+    assert example({"prompt": turn, "completion": "a"}) == Example("q", "a", turns=(Turn("user", "q"),))
+    one = {"prompt": turn[0], "completion": {"role": "assistant", "content": "a"}}
+    assert example(one) == Example("q", "a", turns=(Turn("user", "q"),))
+    assert example({"prompt": turn, "completion": None}).response == ""
+    layout = fit({"prompt": turn, "completion": "a"}, {}, None, "")
+    later = layout.example({"prompt": "p", "completion": [{"role": "assistant", "content": "b"}]}, "")
+    assert later == Example("p", "b", turns=(Turn("user", "p"),))
+    with pytest.raises(FedKSeedError, match="w: prompt must be a list of messages or a text, got int"):
+        layout.example({"prompt": 3, "completion": "a"}, "w")
+    with pytest.raises(FedKSeedError, match=r"w: a context beside messages \(column context\); write it into one"):
+        layout.example({"prompt": turn, "completion": "a", "context": "c"}, "w")
+
+
+def test_of_a_question_with_several_answers_the_first_is_learned_and_the_others_are_counted():
+    """SQuAD's form."""
+    counts = Counter[str]()
+    row = {
+        "question": "Who?",
+        "context": "Ann and Bo.",
+        "answers": {"text": ["Ann", "Ann", "Bo"], "answer_start": [0, 0, 8]},
+    }
+    layout = fit(row, {}, None, "")
+    assert layout.example(row, "", counts) == Example("Who?", "Ann", "Ann and Bo.")
+    assert counts == {"further answers": 1}
+    row["answers"] = {"text": [], "answer_start": []}
+    assert layout.example(row, "").response == ""

@@ -10,7 +10,7 @@ from ..recipe.algorithms import ALGORITHMS
 from ..recipe.schema import DataTable, Recipe
 from .batches import Encoded
 from .chat_template import ChatTemplate, uses_clock
-from .layouts import CONVERSATIONS, Example
+from .layouts import Example
 from .sources import FAULTS_SHOWN, DataFile
 from .split import OwnedRow
 from .wording import Wording, cut, encode_each, packed
@@ -64,11 +64,12 @@ class Encoder:
             FedKSeedError: the recipe names a limit of tokens that is beyond the model's context.
         """
         wording = Wording.of(recipe.data)
-        layouts, given = {file.layout.name for file in files}, recipe.data.model_fields_set
+        layouts, talks = {file.layout.name for file in files}, any(file.layout.talks for file in files)
+        given = recipe.data.model_fields_set
         if "template" not in given and layouts == {"text"}:
             separator = wording.separator if "separator" in given else ""
             wording = replace(wording, template="chat") if _can_chat(tokenizer) else Wording("plain", separator)
-        elif "template" not in given and layouts.intersection(CONVERSATIONS) and tokenizer.chat_template:
+        elif "template" not in given and talks and tokenizer.chat_template:
             wording = replace(wording, template="chat")
         if files and wording.template == "chat" and wording.date is None and uses_clock(tokenizer):
             wording = replace(wording, date=datetime.now(UTC).date())

@@ -1,7 +1,10 @@
 """Layouts of rows: which columns hold what, and the examples that they make."""
 
+import ast
+import json
 import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -10,7 +13,7 @@ from datetime import date, time
 from decimal import Decimal
 from functools import lru_cache
 from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any, NamedTuple, TypeAlias
 from unicodedata import normalize
 
@@ -19,8 +22,8 @@ from ..recipe.schema import tidy
 
 NAMES_SHOWN, LONGEST_NAME = 8, 60  # in an error, and their characters
 MAX_TURNS = 256  # messages of a conversation; for each earlier answer the chat template is run once more
+MAX_PRINTED = 1 << 18  # characters of a list as Python prints it: for a million its parser can take 0.5 GB
 USER, ASSISTANT, SYSTEM, TOOL = "user", "assistant", "system", "tool"
-CONVERSATIONS = ("chat", "sharegpt")  # layouts
 ROLES = {  # the formats' names in small letters -> those of chat templates
     **{role: role for role in (USER, ASSISTANT, SYSTEM, TOOL)},
     **{"human": USER, "developer": SYSTEM},
@@ -109,6 +112,7 @@ class RowLayout:
     name: str
     title: str  # the layout in words, after "rows as"
     columns: Mapping[str, str]  # field -> the name of its column
+    talks: bool = False  # whether rows are messages, which the model's chat template words, if it has one
 
     @property
     def needed_columns(self) -> tuple[str, ...]:
@@ -137,6 +141,7 @@ class RowLayout:
         def text_of(field: str) -> str:
             """The text of a field; none where the row has no such column, null or NaN."""
             cell = row.get(columns[field])
+            cell = _first_answer(cell, counts) if field == "response" else cell
             cell = as_text(cell) if field in ("response", "category") else cell
             return "" if _missing(cell) else text(cell, where, columns[field])
 
@@ -161,15 +166,18 @@ class RowLayout:
             return Example("", "" if counts[SKIPPED] else text_of("text"), category=category, plain=True)
         of_system = extras.pop("system", None) or extras.pop("system_prompt", None)
         system = text(row[of_system], where, of_system) if of_system else ""
-        if "messages" in self.columns:
-            mask = row[extras.pop("loss_mask")] if "loss_mask" in extras else None
+        if self.talks:
+            if "messages" in self.columns:
+                name, messages = columns["messages"], unpacked(row[columns["messages"]])
+                mask = unpacked(row[extras.pop("loss_mask")]) if "loss_mask" in extras else None
+            else:
+                name, (messages, mask) = "the row", self._exchange(row, columns, where)
             if "mask" in extras and ROLES.get(str(row[extras["mask"]]).casefold()) == USER:
                 del extras["mask"]  # NeMo's name of those whose messages are not learned
             self._count(row, extras, where, counts)
-            messages, name = row[columns["messages"]], columns["messages"]
             example = _conversation([] if _missing(messages) else messages, name, where, category, system, mask, counts)
             return Example("", "", category=category) if counts[SKIPPED] else example
-        history = row[extras["history"]] if "history" in extras else []
+        history = unpacked(row[extras["history"]]) if "history" in extras else []
         is_history = not isinstance(history, str) or history.lstrip().startswith("[")  # else a text about something
         earlier = _history(history, where) if is_history else []
         if "history" in extras and is_history:
@@ -186,19 +194,36 @@ class RowLayout:
         turns = (*([Turn(SYSTEM, system)] if system else []), *earlier, Turn(USER, asked))
         return Example(asked, response, category=category, turns=turns)
 
+    @staticmethod
+    def _exchange(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> tuple[list[Any], list[int | None]]:
+        """The messages of a prompt and of its completion, and a flag for each: the loss counts none of the prompt."""
+        if not _empty(row.get(columns["context"])):
+            raise FedKSeedError(f"{where}: a context beside messages (column {columns['context']}); write it into one")
+        parts = list[list[Any]]()
+        for field, role in (("instruction", USER), ("response", ASSISTANT)):
+            cell = unpacked(row[columns[field]])
+            cell = [] if _empty(cell) else [{"role": role, "content": cell}] if isinstance(cell, str) else cell
+            cell = [cell] if isinstance(cell, dict) else cell
+            if not isinstance(cell, list):
+                raise FedKSeedError(
+                    f"{where}: {columns[field]} must be a list of messages or a text, got {type(cell).__name__}"
+                )
+            parts.append(cell)
+        return [*chain(*parts)], [*repeat(0, len(parts[0])), *repeat(None, len(parts[1]))]
+
     def _count(self, row: Mapping[str, Any], extras: Mapping[str, str], where: str, counts: Counter[str]) -> None:
         """Obey, refuse or count the columns of a row that are none of the layout's."""
         for name, column in extras.items():
             cell = row[column]
             unread = name in UNREAD_COLUMNS and self.name != "text"
             if name == "tools":
-                unread = self.name in ("alpaca", *CONVERSATIONS)
+                unread = self.talks or self.name == "alpaca"
             if name in FLAGS and (flag := _row_flag(name, cell, where)) is not None:
                 counts[SKIPPED] |= not flag
             elif unread:
                 raise FedKSeedError(f"{where}: {UNREAD_COLUMNS[name]} (column {column})")
             elif name in ("kto_tag", "label") and said(cell, TRUTHS) is False and (
-                name == "kto_tag" or self.name in ("prompt-completion", *CONVERSATIONS)
+                name == "kto_tag" or self.talks or self.name == "prompt-completion"
             ):  # fmt: skip
                 raise FedKSeedError(f"{where}: {UNWANTED} (column {column})")
             else:
@@ -216,6 +241,44 @@ def _missing(value: Any) -> bool:
 
 def _empty(value: Any) -> bool:
     return _missing(value) or (isinstance(value, str | list | dict | tuple) and not value)
+
+
+def unpacked(value: Any) -> Any:
+    """A list that a cell holds otherwise: as its text, in JSON or as Python prints it, or as an object of columns.
+
+    Tables have no lists: CSV files of conversations have their text, and Parquet files of them an object of columns.
+    """
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+        for read in (json.loads, ast.literal_eval if len(value) <= MAX_PRINTED else json.loads):
+            with (
+                suppress(ValueError, SyntaxError, RecursionError, MemoryError),
+                warnings.catch_warnings(action="ignore"),
+            ):
+                value = read(value.strip())  # Python warns of a backslash before a letter
+                break
+    if isinstance(value, dict) and value and all(isinstance(cell, list) for cell in value.values()):
+        columns = [*value.values()]
+        if len({*map(len, columns)}) == 1:
+            return [dict(zip(value, cells, strict=True)) for cells in zip(*columns, strict=True)]
+    return value
+
+
+def _are_messages(value: Any) -> bool:
+    """Whether a cell holds messages, in whatever form."""
+    cells = unpacked(value)
+    cells = [cells] if isinstance(cells, dict) else cells
+    return isinstance(cells, list) and bool(cells) and all(
+        isinstance(cell, dict) and not {"role", "from"}.isdisjoint(map(normalised, map(str, cell))) for cell in cells
+    )  # fmt: skip
+
+
+def _first_answer(value: Any, counts: Counter[str]) -> Any:
+    """The first of the answers that a question of SQuAD's form has, an object of texts and their places."""
+    if not isinstance(value, dict) or not isinstance(texts := value.get("text"), list):
+        return value
+    if len({*map(str, texts)}) > 1:
+        counts["further answers"] += 1
+    return texts[0] if texts else None
 
 
 def as_text(value: Any) -> Any:
@@ -397,7 +460,7 @@ USUAL = {
 }
 REQUIRED = ("instruction", "response", "messages", "text")  # fields that must be there, where a layout has them
 LAYOUTS = {
-    name: RowLayout(name, title, {**columns, "category": "category", "client": "client"})
+    name: RowLayout(name, title, {**columns, "category": "category", "client": "client"}, "messages" in columns)
     for name, (title, columns) in USUAL.items()
 }
 FIELDS = tuple(dict.fromkeys(field for layout in LAYOUTS.values() for field in layout.columns))
@@ -526,7 +589,16 @@ def fit(row: Mapping[str, Any], columns: Columns, layout: str | None, where: str
             f"{where}: the columns {listed(row)} fit the layouts {' and '.join(names)}; say which, as [data] layout "
             f"= {names[0]!r}"
         )
-    return _with_context(fitting[0], row, there)
+    return _of_messages(_with_context(fitting[0], row, there), row)
+
+
+def _of_messages(layout: RowLayout, row: Mapping[str, Any]) -> RowLayout:
+    """A layout of prompts and completions, as one of conversations where they are messages."""
+    columns = _as_written(layout.columns, row)
+    asked = [row.get(columns[field]) for field in ("instruction", "response") if field in columns]
+    if not any(map(_are_messages, asked)):
+        return layout
+    return replace(layout, talks=True, title=f"conversations, of {layout.title}")
 
 
 def _with_context(layout: RowLayout, row: Mapping[str, Any], there: set[str]) -> RowLayout:

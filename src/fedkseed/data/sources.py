@@ -64,7 +64,8 @@ class DataFile:
             FedKSeedError: the text has the place and the reason of each row, or of the first `FAULTS_SHOWN`.
         """
         if self.faults and not self.leaves_out:
-            raise _refusal(self.source, self.faults, "[data] leave_out_faulty = true leaves such rows out")
+            leaves_out = "[data] leave_out_faulty = true leaves such rows out"
+            raise _refusal(self.source, self.faults, leaves_out if self.examples else "none of its rows can be used")
 
     def place(self, index: int) -> str:
         """The place of an example, for an error."""

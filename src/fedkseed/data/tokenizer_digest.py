@@ -55,15 +55,15 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 def _talks(tokenizer: Any) -> list[Any]:
     """The tokens that the chat template makes of `TALKS`, and the characters that its marks name as answers'."""
-    made = list[Any]()
+    written = list[Any]()
     for said, asks in TALKS if tokenizer.chat_template else ():
         try:
             text, marked = conversation(tokenizer, [{"role": role, "content": text} for role, text in said], DAY, asks)
         except FedKSeedError:
-            made.append("refused")
+            written.append("refused")
             continue
-        made.append((tokenizer(text, add_special_tokens=False).input_ids, marked))
-    return made
+        written.append((tokenizer(text, add_special_tokens=False).input_ids, marked))
+    return written
 
 
 def with_tokenizer(recipe: Recipe, tokenizer: Any) -> Recipe:

@@ -18,7 +18,7 @@ from ..data.encoder import MAX_TOKENS, Encoder, context_of
 from ..data.federated import ClientShares, share_out
 from ..data.file_formats import open_rows
 from ..data.held_out import FEWEST
-from ..data.layouts import CONVERSATIONS, LAYOUTS, MOST_LABELS, Columns, names_of, normalised
+from ..data.layouts import LAYOUTS, MOST_LABELS, Columns, names_of, normalised
 from ..data.sources import DataFile, Reader, counted, doubt_of, require_columns
 from ..data.split import DEFAULT_CATEGORY, is_folder, rows_of
 from ..errors import FedKSeedError
@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # rows are looked at before PyTorch is loaded
 TASKS = ("answers", "labels")
 SECONDS = 55.0  # of `init` in all
 MAX_CLIENTS, ROWS_A_CLIENT = 20, 20  # the most clients of a draft, and the rows that each has on average, at least
+SEPARATOR = DataTable.model_fields["separator"].default
 TOKEN_STEP = 32  # max_tokens is a multiple of this
 HELD_OUT = 0.1  # share of the rows
 RATES = {"fedkseed-backprop": 6e-5, "fedkseed-plus": 1e-5}  # of results/classification/small and recipes/dolly.toml
@@ -77,7 +78,7 @@ class DataSummary:
     files: int | None  # of a folder, one a client; None for one file
     owners: tuple[str, int] | None = None  # a column whose values may be clients, and their number
     template: str = "paper"
-    separator: str = "\n"
+    separator: str = SEPARATOR
     why: str = ""  # that template
     date: datetime.date | None = None  # that it writes
     max_tokens: int = MAX_TOKENS
@@ -206,22 +207,23 @@ def _worded(files: Sequence[DataFile], tokenizer: Any, algorithm: str) -> tuple[
 
     Where a model has a chat template, it was tuned in its words, and programs ask it in them.
     """
-    rows, talks = rows_of(files), any(file.layout.name in CONVERSATIONS for file in files)
+    rows, talks = rows_of(files), any(file.layout.talks for file in files)
 
-    def encoder_of(**wording: Literal["chat", "paper"]) -> Encoder:
-        settings = {"data": DataTable(**wording), "training": TrainingTable(algorithm=algorithm)}
+    def encoder_of(template: Literal["chat", "paper"] | None) -> Encoder:
+        data = DataTable() if template is None else DataTable(template=template)
+        settings = {"data": data, "training": TrainingTable(algorithm=algorithm)}
         return Encoder.of(Recipe(model=ModelTable(name="the model"), **settings), tokenizer, files)
 
     if all(row.example.plain for row in rows):
-        return encoder_of(), "of what is asked later, as rows of plain text have no words around them"
+        return encoder_of(None), "of what is asked later, as rows of plain text have no words around them"
     why = "as the model has no chat template"
     if tokenizer.chat_template:
-        encoder = encoder_of(template="chat")
+        encoder = encoder_of("chat")
         refused = encoder.refused(rows)
         if not refused or (talks and len(refused) < len(rows)):  # of conversations, a run names these rows
             return encoder, "the model's own chat template"
         why = f"as {' '.join(str(refused[0][1]).split())}"
-    return encoder_of(template="paper"), f"the wording of the paper, {why}"
+    return encoder_of("paper"), f"the wording of the paper, {why}"
 
 
 def _owner_column(source: str, columns: Columns) -> tuple[str, int] | None:
@@ -301,7 +303,7 @@ def draft(
         *([f"columns = {_toml(data.columns)}"] if data.columns else []),
         *([f"leave_out_faulty = true # {data.doubts}; false: they are trained on"] if leaves_out else []),
         f"template = {_toml(data.template)} # {data.why}; others: `fedkseed docs data`",
-        *([f"separator = {_toml(data.separator)}"] if data.separator != DataSummary.separator else []),
+        *([f"separator = {_toml(data.separator)}"] if data.separator != SEPARATOR else []),
         *([f"date = {data.date} # that the chat template writes"] if data.date else []),
         f"max_tokens = {data.max_tokens} # examples have {usual} tokens as the median, {long} at 95 %, {longest} at "
         f"most: {left_out}",

@@ -249,8 +249,8 @@ def _of_rounds(store: Store, model: str | None, ensemble: int = 1) -> TunedModel
 def _of_adapter(adapter: Adapter, path: Path, model: str | None, store: Store | None = None) -> TunedModel:
     about = adapter.provenance
     wording = Wording.read(about)
-    more = {"store": store, "tokenizer_digest": about.get("tokenizer_digest")}
-    return TunedModel(path, model or about["model"], wording, about["dtype"], adapter.storage, adapter, **more)
+    facts = {"store": store, "tokenizer_digest": about.get("tokenizer_digest")}
+    return TunedModel(path, model or about["model"], wording, about["dtype"], adapter.storage, adapter, **facts)
 
 
 def _untie_adapted(model: Any) -> None:
