@@ -111,7 +111,6 @@ TESTED_IN = {
     "strategies.kseed_client": "test_round.py",
     "strategies.uploads": "strategies/test_kseed.py",
     "strategy": "test_round.py",
-    "models.place": "run/test_prerequisites.py",
     "tuned.formats": "run/test_prerequisites.py",
     "planning.compare": "recipe/test_algorithms.py",
     "report.terminal": "cli/test_options.py",

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from .errors import FedKSeedError
 
 DIGEST = "digest"  # the key of a table's digest
+POINTER, LONGEST_POINTER = b"version https://git-lfs.github.com/spec/", 1024  # bytes, by Git LFS' specification
 GLANCE = 0.1  # seconds; `locked` holds a lock for microseconds
 OTHER_PORT = "take another port, or an address of this machine"  # advice of `border`
 MAX_TABLE = 1 << 28  # bytes; the keys of a million clients have 200 MB
@@ -65,7 +66,23 @@ def read_whole(path: Path, most: int, what: str) -> bytes:
         data = file.read(most + 1)
     if len(data) > most:
         raise FedKSeedError(f"can't read {what}: it has more than {most:,} bytes; is it the right file?")
+    _require_content(path, data)
     return data
+
+
+def require_fetched(*paths: Path) -> None:
+    """Refuse a pointer of Git LFS in the place of a file: a clone that was made without that program has them."""
+    for path in paths:
+        with border(f"can't read {path}"):
+            if path.is_file() and path.stat().st_size <= LONGEST_POINTER:
+                _require_content(path, path.read_bytes())
+
+
+def _require_content(path: Path, data: bytes) -> None:
+    if data.startswith(POINTER):
+        raise FedKSeedError(
+            f"{path} is a pointer of Git LFS, and not the file: `git lfs pull` in its clone fetches it, or download it"
+        )
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes], mode: int = 0o600, *, lasting: bool = True) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import FedKSeedError, needs_extra, others_border
+from ..files import require_fetched
 from .first_bytes import LOOKED_AT, TEXT, what_it_is
 from .layouts import KNOWN_NAMES, Columns, listed, names_of, needed_columns, simplified
 from .parquet import as_stored, parquet_rows
@@ -100,6 +101,7 @@ def open_rows(source: str, columns: Columns | None = None, notes: list[str] | No
         raise FedKSeedError(
             f"the data file {path} can't be read: it is empty, and holds no examples; save or copy it again"
         )
+    require_fetched(path)
     known = what_it_is(path, path.suffix.lower())
     if formatted is None:
         raise FedKSeedError(f"{path} is of a kind that is not read; give a file of {READABLE}{known and '; ' + known}")

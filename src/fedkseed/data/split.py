@@ -174,7 +174,8 @@ def divide(
     if settings.split != "tasks" and len(share) < settings.min_examples:
         raise FedKSeedError(
             f"client {least} has {len(share)} examples of {name!r} after holding out and leaving out long ones, "
-            f"[clients] min_examples says {settings.min_examples}"
+            f"[clients] min_examples says {settings.min_examples}: give it more rows, or leave it out"
+            + ("" if not share else f", or set min_examples = {len(share)}")
         )
     return [share for _, share in named], [name for name, _ in named]
 

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ..errors import FedKSeedError, first_line
-from ..files import read_table
+from ..files import read_table, require_fetched
 
 SINGLE, INDEX, PICKLE_INDEX = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin.index.json"
 CONVERT = "its weights in pickles, which can run code when read; make safetensors of them: fedkseed convert"
@@ -44,6 +44,7 @@ def adapter_config(folder: Path) -> dict[str, Any]:
         FedKSeedError: its patterns have no bound in time or its sizes in memory, or peft would do more by it than add
             the adapters' weights.
     """
+    require_fetched(*folder.glob("*.safetensors"))
     about = read_table(path := folder / ADAPTERS, by_hand=True)
     for key, entry in about.items():
         if key in PATTERNED:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FedKSeedError, first_line
+from ..files import require_fetched
 from .checkpoint import CONVERT, PICKLE_INDEX, require_no_adapters, require_readable
 
 TOKENIZERS = ("tokenizer.json", "tokenizer*.model", "vocab.*", "*.tiktoken", "spiece.model")  # files of a folder
@@ -47,10 +48,12 @@ def find(model: str) -> ModelSource:
         model = str(Path(spec.submodule_search_locations[0]) / file)
     path = Path(model).expanduser()
     if path.is_dir():
+        require_fetched(*(file for kind in (*TOKENIZERS, "*.json", "*.safetensors") for file in path.glob(kind)))
         require_no_adapters(path)
         require_readable(path)
         return ModelSource(str(path))
     if path.is_file() and path.suffix == ".gguf":
+        require_fetched(path)
         return ModelSource(str(path.parent), path)
     if path.suffix == ".gguf" or path.is_absolute() or model.count("/") != 1 or model.startswith("."):
         raise FedKSeedError(f"no model at {model}; give a Hugging Face folder, a .gguf file or owner/name on the hub")

@@ -19,7 +19,7 @@ from safetensors.numpy import save as packed
 
 from ..directions.factors import Basis, Factor
 from ..errors import FedKSeedError
-from ..files import border, write_atomically
+from ..files import border, require_fetched, write_atomically
 
 FORMAT = 1
 MAX_BYTES = 1 << 30  # a rank of 64 in every matrix of a model of 10^10 weights takes half of it
@@ -57,6 +57,7 @@ def opened(path: Path, kind: str, most: int) -> Iterator[tuple[Any, Any]]:
     try:
         with border(f"the {kind} {path}"):
             require_size(path, kind, most)
+            require_fetched(path)
             with safe_open(path, framework="np") as file:
                 yield file, json.loads((file.metadata() or {})["fedkseed"])
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
