@@ -3,6 +3,8 @@
 import inspect
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typer.main import get_command
 
 from fedkseed import Adapter
 from fedkseed.cli import COMMANDS, app
+from fedkseed.errors import REFUSED
 from fedkseed.run.store import Store
 
 from ..commands import RUNNER, documented, fedkseed, refused
@@ -166,3 +169,13 @@ def test_a_run_whose_recipe_was_edited_is_refused(copy):
     recipe.write_text(recipe.read_text().replace("steps = 3", "steps = 4"))
     for command in ("resume", "eval", "rounds"):
         assert "has changed since the run began; bring the old one back, or start a new run" in refused(command, copy)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("words", [["docs", "data"], ["init", "--keys"]])
+def test_output_on_a_full_disk_is_one_line_and_an_exit_code(words):
+    with open("/dev/full", "w") as full:
+        run = subprocess.run([sys.executable, "-m", "fedkseed", *words], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (run.returncode, run.stderr) == (
+        REFUSED, "fedkseed: can't write what is printed: No space left on device; make room\n"
+    )  # fmt: skip

@@ -1,15 +1,17 @@
 """The parts that all commands share: options, help, --quiet and --verbose, refusals in one line, and exit codes."""
 
+import errno
 import inspect
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import wraps
 from importlib.util import find_spec
 from io import TextIOWrapper
-from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +25,7 @@ from ..report.terminal import QUIET, USUAL, VERBOSE, showing
 if TYPE_CHECKING:
     from ..run.loop import Result
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or a user's part of it
 Directory = Annotated[Path, Argument(metavar="RUN", help="The directory of a run, as made by `fedkseed run`.")]
 RecipeFile = Annotated[Path, Argument(help="The recipe of a run: a TOML file that names model, data and algorithm.")]
 Output = Annotated[
@@ -107,13 +110,22 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def command(*args: Any, quiet: bool, verbose: bool, **options: Any) -> None:
         # progress bars of transformers would run into ours, and into the one line of an error
-        environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         if isinstance(sys.stdout, TextIOWrapper):  # texts of users, where a terminal or a log lacks their letters
             sys.stdout.reconfigure(errors="backslashreplace")
         level = QUIET if quiet else VERBOSE if verbose else USUAL
         with showing(level, options.get("as_json", False)):
             try:
                 function(*args, **options)
+                sys.stdout.flush()
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                what = error.filename or "what is printed"
+                print(f"fedkseed: can't write {what}: {error.strerror}; make room", file=sys.stderr)
+                with suppress(OSError, ValueError):  # else Python writes what is left at its end, and fails again
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise Exit(REFUSED) from None
             except FedKSeedError as error:
                 if level == VERBOSE:
                     traceback.print_exception(error)
