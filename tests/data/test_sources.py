@@ -135,6 +135,29 @@ def test_a_table_of_pandas_is_read_as_the_layout_that_fits_or_is_named(tmp_path,
     assert [e.instruction for e in part.examples] == (["", ""] if "text" in columns else ["a", "c"])
 
 
+@pytest.mark.parametrize(
+    ("column", "columns", "layout", "is_told"),
+    [
+        ("label", {}, None, True),
+        ("Antwort", {}, None, True),
+        ("summary", {}, None, True),
+        ("url", {}, None, False),
+        ("label", {}, "text", False),
+        ("label", {"text": "text"}, None, False),
+    ],
+)  # fmt: skip
+def test_texts_beside_what_looks_like_their_answers_are_read_and_the_line_says_what_would_learn_those(
+    tmp_path, column, columns, layout, is_told
+):
+    """Files of classifiers have `text` and `label`; the label was counted as not used, among others."""
+    pd.DataFrame({"text": ["a", "c"], column: ["b", "d"]}).to_csv(tmp_path / "a.csv", index=False)
+    line = Reader(columns, layout).file(str(tmp_path / "a.csv")).summary()
+    assert line.startswith("a.csv: 2 rows as plain text; ")
+    advice = f"{column!r} is not learned, [data] columns = {{instruction = 'text', response = {column!r}}} learns it"
+    assert (advice in line) is is_told
+    assert f"not used: {column} (2)" in line
+
+
 def test_conversations_of_a_saved_data_set_are_read(tmp_path):
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
     Dataset.from_dict({"messages": [turns, turns[:1]]}).save_to_disk(tmp_path / "saved")

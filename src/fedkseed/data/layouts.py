@@ -476,6 +476,7 @@ COMMON_NAMES = {
     "category": "category kategorie categorie categoria",
 }
 COMMON = {field: frozenset(names.split()) for field, names in COMMON_NAMES.items()}
+LABEL_NAMES = {"label", "labels", "target", "summary", "sentiment"}  # of what classifiers and summaries learn
 CONTEXTS = COMMON["context"] | {"input", "passage"}  # names of a context's column beside those of the needed fields
 KNOWN_NAMES = {name for layout in LAYOUTS.values() for name in layout.columns.values()}.union(*COMMON.values())
 MOST_LABELS = 32  # different responses of a kind of task: more are hardly labels, and a choice reads all of them
@@ -590,6 +591,13 @@ def fit(row: Mapping[str, Any], columns: Columns, layout: str | None, where: str
             f"= {names[0]!r}"
         )
     return _of_messages(_with_context(fitting[0], row, there), row)
+
+
+def answer_beside(layout: RowLayout, row: Mapping[str, Any]) -> str:
+    """A column of plain texts' rows that looks like their answer, as `label`; empty where there is none."""
+    taken = set(_as_written(layout.columns, row).values())
+    others = (name for name in row if name not in taken and simplified(name) in COMMON["response"] | LABEL_NAMES)
+    return next(others, "") if layout.name == "text" else ""
 
 
 def _of_messages(layout: RowLayout, row: Mapping[str, Any]) -> RowLayout:

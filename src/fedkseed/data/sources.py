@@ -20,6 +20,7 @@ from .layouts import (
     Example,
     RowLayout,
     alike_in_form,
+    answer_beside,
     fit,
     is_placeholder,
     names_of,
@@ -163,6 +164,9 @@ class Reader:
                 if not file.columns and isinstance(row, dict):
                     layout = fit(row, self.columns, self.layout, f"{file.source}, {place}")
                     file.layout, file.columns = layout, [] if layout.missing(row) else [*row]
+                    if not self.layout and "text" not in self.columns and (answer := answer_beside(layout, row)):
+                        learned = f"{{instruction = {layout.columns['text']!r}, response = {answer!r}}}"
+                        notes.append(f"{answer!r} is not learned, [data] columns = {learned} learns it")
                     misfit = misfit or (layout, row, f"{file.source}, {place}")
                 try:
                     self._add(file, place, row, first_places, refused)
