@@ -19,9 +19,10 @@ from ..errors import FedKSeedError
 from ..models.load import load_tokenizer
 from ..weights.lazy import Lazy
 
-# ROUNDING: the share of their spread by which rounding weights and activations to a type moves logits at most. SHARES:
-# the further difference that is allowed, as a share of what tuning changed, since sums run in another order.
-ROUNDING = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
+# ROUNDING: the share of their spread by which rounding weights and activations to a type moves logits at most: twice
+# what it does to SmolLM2-135M and stories15M on an EPYC (0.029 and 0.034 in float16, 0.19 and 0.26 in bfloat16).
+# SHARES: the further difference that is allowed, as a share of what tuning changed, since sums run in another order.
+ROUNDING = {"float32": 1e-4, "float16": 0.07, "bfloat16": 0.5}
 SHARES = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.1}
 TEXT = "Question: 12 cafés — how  MANY? <b>Antwort</b>\n\tIt's 7.\n\n3) ﬁne Ａ"
 CHAT = [{"role": USER, "content": TEXT}]
