@@ -297,6 +297,12 @@ def test_csv_of_any_separator_line_end_and_marked_encoding_is_read(
     assert sum(found.unused.values()) == sum(bool(row[2]) for row in rows)
 
 
+def test_a_field_of_separators_and_a_line_end_is_read_where_all_fields_are_in_quotes(tmp_path):
+    """Found by the test above: each of its lines has as many separators as the first, as texts with quotes have."""
+    (tmp_path / "a.tsv").write_text('"prompt"\t"completion"\t"note"\n"\t\t\n"\t";"\t""\n')
+    assert [(e.instruction, e.response) for e in read(tmp_path / "a.tsv").examples] == [("\t\t\n", ";")]
+
+
 def test_columns_without_a_name_keep_their_values_and_trailing_separators_are_none(tmp_path):
     (tmp_path / "a.csv").write_text("prompt;completion;;\nq;a;;\nr;b;x;y\n")
     assert (

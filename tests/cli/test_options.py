@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from os import environ
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +173,14 @@ def test_a_run_whose_recipe_was_edited_is_refused(copy):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("words", [["docs", "data"], ["init", "--keys"]])
-def test_output_on_a_full_disk_is_one_line_and_an_exit_code(words):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["docs", "data"], ["--version"], ["examples", "--json"]])
+def test_output_on_a_full_disk_is_one_line_and_an_exit_code(words, unbuffered):
+    """Also output that waits in a buffer until the end, as the few bytes of the second."""
+    command = [sys.executable, "-m", "fedkseed", *words]
     with open("/dev/full", "w") as full:
-        run = subprocess.run([sys.executable, "-m", "fedkseed", *words], stdout=full, stderr=subprocess.PIPE, text=True)
+        variables = environ | {"PYTHONUNBUFFERED": unbuffered}
+        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=variables)
     assert (run.returncode, run.stderr) == (
-        REFUSED, "fedkseed: can't write what is printed: No space left on device; make room\n"
+        REFUSED, "fedkseed: can't write: No space left on device; make room\n"
     )  # fmt: skip

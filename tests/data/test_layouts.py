@@ -212,7 +212,22 @@ def test_messages_are_the_same_in_whatever_form_a_file_keeps_a_list(form, seed):
 
 
 def test_prompts_that_are_no_messages_stay_texts():
-    for prompt in ("[1, 2, 3]", "[x] done?", "{}", "[]", '["a"]', "[{'a': 1}]", "[" * 100_000, "{" * 9, r"[\d, '\d']"):
+    for prompt in (
+        "{{}}",
+        "{{1}, {2}}",
+        "{[1]: 2}",
+        '[{"from": "a", "from": "b"}]',
+        '[{"role": "admin", "name": "x"}]',
+        "[1, 2, 3]",
+        "[x] done?",
+        "{}",
+        "[]",
+        '["a"]',
+        "[{'a': 1}]",
+        "[" * 100_000,
+        "{" * 9,
+        r"[\d, '\d']",
+    ):
         layout = fit({"prompt": prompt, "completion": "c"}, {}, None, "")
         assert not layout.talks
         assert layout.example({"prompt": prompt, "completion": "c"}, "").instruction == prompt
@@ -227,7 +242,7 @@ def test_a_text_beside_messages_is_the_message_of_its_place():
     layout = fit({"prompt": turn, "completion": "a"}, {}, None, "")
     later = layout.example({"prompt": "p", "completion": [{"role": "assistant", "content": "b"}]}, "")
     assert later == Example("p", "b", turns=(Turn("user", "p"),))
-    with pytest.raises(FedKSeedError, match="w: prompt must be a list of messages or a text, got int"):
+    with pytest.raises(FedKSeedError, match="w, prompt: prompt must be a list of at most 256 messages, got int"):
         layout.example({"prompt": 3, "completion": "a"}, "w")
     with pytest.raises(FedKSeedError, match=r"w: a context beside messages \(column context\); write it into one"):
         layout.example({"prompt": turn, "completion": "a", "context": "c"}, "w")
@@ -246,3 +261,55 @@ def test_of_a_question_with_several_answers_the_first_is_learned_and_the_others_
     assert counts == {"further answers": 1}
     row["answers"] = {"text": [], "answer_start": []}
     assert layout.example(row, "").response == ""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [
+        ("Where from, where to?", '[{"from": "Berlin", "to": "Rome"}]'),
+        ("Make a dialogue as JSON.", json.dumps(ASKED)),
+        (json.dumps(ASKED), "What does the second say?"),
+        ('[{"name": "ann", "role": "admin"}]', '[{"name": "bo", "role": "user"}]'),
+    ],
+)
+@pytest.mark.parametrize("names", [("prompt", "completion"), ("instruction", "output"), ("question", "answer")])
+def test_a_text_that_says_a_list_is_a_text_unless_both_say_messages(prompt, completion, names):
+    assert example(dict(zip(names, (prompt, completion), strict=True))) == Example(prompt, completion)
+
+
+def test_beside_messages_an_answer_that_says_json_is_a_text_and_a_number_is_one():
+    layout = fit({"prompt": ASKED[:1], "completion": "a"}, {}, None, "")
+    for completion in ('{"answer": 3}', '["a", "b"]', "[]", "{}", "{{}}"):
+        assert layout.example({"prompt": ASKED[:1], "completion": completion}, "").response == completion
+    assert layout.example({"prompt": ASKED[:1], "completion": 3}, "").response == "3"
+    weighted = [{**ASKED[1], "weight": 1}, ASKED[0]]
+    assert [turn.counted for turn in layout.example({"prompt": weighted, "completion": "a"}, "").turns] == [False, True]
+    with pytest.raises(FedKSeedError, match=r"w, prompt, message 1: role is one of"):
+        layout.example({"prompt": [{"role": "x", "content": "a"}], "completion": "a"}, "w")
+    with pytest.raises(FedKSeedError, match=r"w: a conversation has at most 256 messages, got 257"):
+        layout.example({"prompt": ASKED * (MAX_TURNS // 2), "completion": "a"}, "w")
+
+
+def test_messages_below_a_first_row_of_texts_are_refused():
+    layout = fit({"prompt": "q", "completion": "a"}, {}, None, "")
+    for form in (json.dumps, repr):
+        with pytest.raises(
+            FedKSeedError, match="w: messages, where the first row has texts; give either a file of its"
+        ):
+            layout.example({"prompt": form(ASKED[:1]), "completion": form(ASKED[1:])}, "w")
+
+
+def test_a_history_that_is_a_text_is_counted():
+    for history in ('{"visits": 3}', "{'fever', 'cough'}", "ill since May"):
+        counts = Counter[str]()
+        row = {"instruction": "q", "response": "a", "history": history}
+        assert fit(row, {}, None, "").example(row, "", counts) == Example("q", "a")
+        assert counts == {"history": 1}
+
+
+def test_squads_answers_in_other_forms():
+    row = {"question": "Who?", "answers": "{'text': ['', 'Ann'], 'answer_start': [0, 1]}"}
+    assert example(row) == Example("Who?", "Ann")
+    row["answers"] = "{'text': array(['Ann'], dtype=object), 'answer_start': array([0], dtype=int32)}"
+    with pytest.raises(FedKSeedError, match="line 2: answers as a program prints them"):
+        example(row)

@@ -8,10 +8,13 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from fedkseed import FedKSeedError
+from fedkseed.data.encoder import Encoder
 from fedkseed.data.tokenizer_digest import PART, PARTS, require_tokenizer, tokenizer_digest, with_tokenizer
 from fedkseed.models.load import load_tokenizer, save_tokenizer
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.tuned.gguf import write_gguf
+
+from ..conftest import tiny_llama
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{{ eos_token }}\n{% endfor %}"
@@ -36,7 +39,7 @@ def edited(folder, name, change):
 
 
 def digest(folder):
-    return tokenizer_digest(load_tokenizer(str(folder)))
+    return tokenizer_digest(load_tokenizer(str(folder)), "chat")
 
 
 def unlike(one, other):
@@ -116,31 +119,68 @@ def test_what_changes_no_text_of_a_run_changes_no_digest(folder, tmp_path):
     assert digest(folder) == before
     tokenizer = load_tokenizer(str(folder))
     tokenizer.add_special_tokens({"pad_token": "<pad>"})
-    assert tokenizer_digest(tokenizer) == before
+    assert tokenizer_digest(tokenizer, "chat") == before
     save_tokenizer(load_tokenizer(str(folder)), again := tmp_path / "again")
     shutil.copy(folder / "config.json", again)
     assert digest(again) == before
 
 
-def test_a_model_that_becomes_a_gguf_file_keeps_its_tokenizers_digest(folder, tmp_path):
+@pytest.mark.parametrize("rows", [400, 448])
+@pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}])
+def test_a_model_that_becomes_a_gguf_file_keeps_its_tokenizers_digest(folder, tmp_path, rows, normalizer):
+    """Also one with more rows than tokens, which the file names, and with a rule that files of this kind have not."""
+    edited(folder, "tokenizer.json", lambda table: table.update(normalizer=normalizer))
+    tiny_llama(rows).save_pretrained(folder)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), load_tokenizer(str(folder))
     write_gguf(tmp_path / "model.gguf", model, tokenizer, "f32")
-    assert unlike(digest(tmp_path / "model.gguf"), tokenizer_digest(tokenizer)) == set()
+    assert unlike(digest(tmp_path / "model.gguf"), tokenizer_digest(tokenizer, "chat")) == set()
+
+
+def test_a_word_that_was_added_counts_and_a_special_token_that_no_text_has_does_not(folder):
+    tokenizer = load_tokenizer(str(folder))
+    before = tokenizer_digest(tokenizer, "chat")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_7|>"]})
+    assert tokenizer_digest(tokenizer, "chat") == before
+    tokenizer.add_tokens(["colour"])
+    assert WORDS in unlike(before, tokenizer_digest(tokenizer, "chat"))
+
+
+def test_a_wording_without_the_chat_template_has_zeros_in_its_place_and_compares_none(folder, recipe_file):
+    """So that peers with other chat templates are one run, and one that is pinned first and worded later goes on."""
+    tokenizer = load_tokenizer(str(folder))
+    pinned = with_tokenizer(load_recipe(recipe_file), tokenizer)
+    assert pinned.model.tokenizer_digest.endswith(PART * "0")
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    assert with_tokenizer(load_recipe(recipe_file), tokenizer) == pinned
+    require_tokenizer(tokenizer, pinned.model.tokenizer_digest, "chat", "m")
+
+
+@pytest.mark.parametrize("template", ["{{ '\\ud800' }}", "{{ nothing.of.it }}", "x" * 70_000])
+def test_a_chat_template_that_can_not_be_used_has_a_digest(folder, template):
+    tokenizer = load_tokenizer(str(folder))
+    before, tokenizer.chat_template = tokenizer_digest(tokenizer, "chat"), template
+    assert unlike(before, tokenizer_digest(tokenizer, "chat")) == {TALK}
 
 
 def test_another_tokenizer_than_a_recipes_is_refused_with_what_differs(folder, recipe_file):
     tokenizer = load_tokenizer(str(folder))
-    recipe = with_tokenizer(load_recipe(recipe_file), tokenizer)
-    assert recipe.model.tokenizer_digest == tokenizer_digest(tokenizer)
+    recipe = with_tokenizer(load_recipe(recipe_file).having(data={"template": "chat"}), tokenizer)
+    right = tokenizer_digest(tokenizer, "chat")
+    assert recipe.model.tokenizer_digest == right
     assert with_tokenizer(recipe, tokenizer) == recipe
     tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    assert with_tokenizer(recipe, tokenizer) == recipe, "its wording has no chat template"
     with pytest.raises(
-        FedKSeedError, match=r"unlike are its chat template \(\[model\] tokenizer_digest is [0-9a-f]{48}, "
+        FedKSeedError, match=r"unlike are its chat template \(\[model\] tokenizer_digest is '[0-9a-f]{48}', "
     ):
-        with_tokenizer(recipe.having(data={"template": "chat"}), tokenizer)
-    words = "0" * PART + tokenizer_digest(tokenizer)[PART:]
+        with_tokenizer(recipe, tokenizer)
+    with pytest.raises(FedKSeedError, match=r"unlike are its chat template \("):
+        Encoder.of(recipe, tokenizer)
+    other = "1" * PART
     with pytest.raises(FedKSeedError, match=r"the tokenizer of m is not the run's: unlike are its vocabulary \("):
-        require_tokenizer(tokenizer, words, "paper", "m")
+        require_tokenizer(tokenizer, other + right[PART:], "paper", "m")
     with pytest.raises(FedKSeedError, match=r"vocabulary and tokens of the same texts and chat template \("):
-        require_tokenizer(tokenizer, "0" * 48, "chat", "m")
+        require_tokenizer(tokenizer, 3 * other, "chat", "m")
+    with pytest.raises(FedKSeedError, match="tokenizer_digest is ") as refusal:
+        require_tokenizer(tokenizer, "\x1b" * 10**6, "chat", "m")
+    assert len(str(refusal.value)) < 600
+    assert "\x1b" not in str(refusal.value)

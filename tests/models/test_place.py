@@ -27,6 +27,13 @@ def test_a_pointer_in_the_place_of_a_models_file_is_called_so(model_folder, tmp_
         find(str(place))
 
 
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json", "scores.json", "more.safetensors"])
+def test_a_pointer_in_the_place_of_a_file_that_nobody_reads_is_let_be(model_folder, tmp_path, name):
+    shutil.copytree(model_folder, tmp_path / "model")
+    (tmp_path / "model" / name).write_text(POINTER)
+    assert find(str(tmp_path / "model")).name == str(tmp_path / "model")
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet", "a.json.gz", "a.xlsx", "a.safetensors", "adapters"])
 def test_a_pointer_in_the_place_of_any_other_file_is_called_so(tmp_path, name):
     path, opens = tmp_path / name, {"a.safetensors": Adapter.load, "adapters": open_tuned}.get(name, open_rows)

@@ -14,7 +14,7 @@ from typer import Exit, Option, Typer
 from .. import __version__
 from ..errors import DIVERGED, INTERRUPTED, REFUSED
 from . import certs, guide, look, network, research, share, tune
-from .options import Command, Group, guarded
+from .options import Command, Group, guarded, writing_all
 
 NETWORK = "Network: one model for several sites"
 COMMANDS = {  # by the titles under which the help lists them; README has the same families
@@ -86,4 +86,5 @@ def _options_of_all_commands(
 
 def main() -> None:
     """Entry point of the command `fedkseed`."""
-    app()
+    with writing_all():
+        app()

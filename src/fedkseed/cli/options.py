@@ -6,8 +6,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import wraps
 from importlib.util import find_spec
@@ -117,15 +117,6 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
         with showing(level, options.get("as_json", False)):
             try:
                 function(*args, **options)
-                sys.stdout.flush()
-            except OSError as error:
-                if error.errno not in FULL:
-                    raise
-                what = error.filename or "what is printed"
-                print(f"fedkseed: can't write {what}: {error.strerror}; make room", file=sys.stderr)
-                with suppress(OSError, ValueError):  # else Python writes what is left at its end, and fails again
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                raise Exit(REFUSED) from None
             except FedKSeedError as error:
                 if level == VERBOSE:
                     traceback.print_exception(error)
@@ -140,6 +131,33 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
     with_levels: Any = command  # typer reads options from the signature
     with_levels.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *levels])
     return command
+
+
+@contextmanager
+def writing_all() -> Iterator[None]:
+    """End the process with a line and an exit code where a disk is full, rather than lose what is printed.
+
+    What still waits to be printed is written here: at Python's own end an error would be a line of no command's.
+    """
+    full: OSError | None = None
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        full = error
+    finally:
+        try:
+            if sys.stdout is not None:  # it is None where it was closed
+                sys.stdout.flush()
+        except OSError as error:  # of a reader that has left, as `head` does, too
+            full = full or (error if error.errno in FULL else None)
+            with suppress(OSError, ValueError):  # else Python writes what is left at its end, and fails again
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if full is not None:
+            what = "" if full.filename is None else f" {full.filename}"
+            print(f"fedkseed: can't write{what}: {full.strerror}; make room", file=sys.stderr)
+            raise SystemExit(REFUSED)
 
 
 def require_packages(what: str, *names: str) -> None:

@@ -222,15 +222,20 @@ def _tried(tokenizer: Any, text: str) -> ChatTemplate:
     return ChatTemplate(tokenizer, text, *shape)
 
 
-def conversation(tokenizer: Any, messages: Messages, day: date, asks: bool = True) -> tuple[str, list[tuple[int, int]]]:
+def conversation(tokenizer: Any, messages: Messages, day: date, asks: bool) -> tuple[str, list[tuple[int, int]]]:
     """The text that a tokenizer's chat template makes of messages, and the spans that its own marks name.
 
     Args:
         day: the date for a template that writes one.
-        asks: whether the text asks for an answer behind them.
+        asks: whether the text asks for an answer behind them; there are no spans then.
     """
     text = pinned(tokenizer, day)
     return _rendered(tokenizer, text, messages, asks, marked=not asks and bool(MARKS.search(text)))
+
+
+def request(tokenizer: Any, messages: Messages, day: date) -> str:
+    """The text by which a tokenizer's chat template asks for an answer to messages; `day` is as in `conversation`."""
+    return conversation(tokenizer, messages, day, asks=True)[0]
 
 
 def uses_clock(tokenizer: Any) -> bool:

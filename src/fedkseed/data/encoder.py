@@ -13,6 +13,7 @@ from .chat_template import ChatTemplate, uses_clock
 from .layouts import Example
 from .sources import FAULTS_SHOWN, DataFile
 from .split import OwnedRow
+from .tokenizer_digest import require_tokenizer
 from .wording import Wording, cut, encode_each, packed
 
 UNLIMITED = 10**9  # tokens: this limit or a larger one of a tokenizer is none
@@ -61,7 +62,8 @@ class Encoder:
         are in no words of ours, and the model that they tune is asked in its own: its chat template, or none.
 
         Raises:
-            FedKSeedError: the recipe names a limit of tokens that is beyond the model's context.
+            FedKSeedError: the recipe names a limit of tokens that is beyond the model's context, or has the digest of
+                another tokenizer.
         """
         wording = Wording.of(recipe.data)
         layouts, talks = {file.layout.name for file in files}, any(file.layout.talks for file in files)
@@ -73,6 +75,7 @@ class Encoder:
             wording = replace(wording, template="chat")
         if files and wording.template == "chat" and wording.date is None and uses_clock(tokenizer):
             wording = replace(wording, date=datetime.now(UTC).date())
+        require_tokenizer(tokenizer, recipe.model.tokenizer_digest, wording.template, recipe.model.name)
         return cls(within_context(recipe, tokenizer), tokenizer, wording)
 
     @property

@@ -22,6 +22,7 @@ from ..errors import FedKSeedError, needs_extra, others_border
 from ..files import require_fetched
 from .first_bytes import LOOKED_AT, TEXT, what_it_is
 from .layouts import KNOWN_NAMES, Columns, listed, names_of, needed_columns, simplified
+from .packed_lists import object_of
 from .parquet import as_stored, parquet_rows
 from .spreadsheets import sheets_of
 from .text_encodings import REMEDY, decode, encoding_of, marked_encoding
@@ -89,6 +90,7 @@ def open_rows(source: str, columns: Columns | None = None, notes: list[str] | No
     if source in SAMPLES:
         path = Path(str(files("fedkseed.data") / f"{source}.jsonl.gz"))
     if is_saved(path):
+        require_fetched(*path.rglob("*.arrow"))
         return str(path), _table(str(path), "saved")
     if not path.is_file():
         # A folder `owner` here means a file that is missing: to ask the hub without a network takes half a minute.
@@ -116,19 +118,9 @@ def open_rows(source: str, columns: Columns | None = None, notes: list[str] | No
 def parse(text: str, where: str, remedy: str) -> Any:
     """Parse JSON; broken text is refused with an error that names the place and the remedy."""
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        return json.loads(text, object_pairs_hook=object_of)
     except (ValueError, RecursionError) as error:
         raise FedKSeedError(f"{where}: not valid JSON ({_reason(error)}); {remedy}") from error
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; one with two values for a key is refused, since one would be lost."""
-    cells = dict(pairs)
-    if len(cells) < len(pairs):
-        first = dict(reversed(pairs))
-        if twice := [key for key, cell in cells.items() if repr(first[key]) != repr(cell)]:
-            raise ValueError(f"the key {twice[0]!r} is there twice, with different values")
-    return cells
 
 
 def _reason(error: Exception, begin: int = 0) -> str:
@@ -269,7 +261,7 @@ def _json_object(unpacked: _Unpacked) -> Placed:
 
 def _json_array(unpacked: _Unpacked, text: str) -> Placed:
     """The rows of a JSON array, parsed one by one, so that an error can name its row."""
-    parser, number, begin, mark = json.JSONDecoder(object_pairs_hook=_object), 0, 0, ","
+    parser, number, begin, mark = json.JSONDecoder(object_pairs_hook=object_of), 0, 0, ","
     try:
         at = _skip_space(text, text.index("[") + 1)
         if text[at : at + 1] == "]":
@@ -430,7 +422,8 @@ def _separated_values(unpacked: _Unpacked, separators: str, table: _Names) -> Pl
         fields = 0
         for record in reader:
             fields = max(fields, len(record))
-            if separator in UNQUOTED and len(of_record) > 1 and {*map(fields_of, of_record)} == {fields}:
+            joins = separator in UNQUOTED and len(of_record) > 1 and {*map(fields_of, of_record)} == {fields}
+            if joins and "".join(of_record).rstrip("\r\n") != all_quoted(record):
                 raise csv.Error(
                     f"a quote joins {len(of_record):,} lines of {fields} fields each, as where quotes are no marks of "
                     "fields but part of the text"
@@ -441,6 +434,10 @@ def _separated_values(unpacked: _Unpacked, separators: str, table: _Names) -> Pl
 
     def fields_of(line: str) -> int:
         return line.count(separator) + 1
+
+    def all_quoted(record: Sequence[str]) -> str:
+        """A record of a file that puts each field into quotes; text that has quotes of its own is never so."""
+        return separator.join('"{}"'.format(field.replace('"', '""')) for field in record)
 
     try:
         yield from table.rows(records(), f"put fields with {separator!r}, quotes or line breaks into quotes")

@@ -1,10 +1,7 @@
 """Layouts of rows: which columns hold what, and the examples that they make."""
 
-import ast
-import json
 import math
 import re
-import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -13,16 +10,16 @@ from datetime import date, time
 from decimal import Decimal
 from functools import lru_cache
 from hashlib import sha256
-from itertools import chain, islice, repeat
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 from unicodedata import normalize
 
 from ..errors import FedKSeedError
 from ..recipe.schema import tidy
+from .packed_lists import first_answer, unpacked
 
 NAMES_SHOWN, LONGEST_NAME = 8, 60  # in an error, and their characters
 MAX_TURNS = 256  # messages of a conversation; for each earlier answer the chat template is run once more
-MAX_PRINTED = 1 << 18  # characters of a list as Python prints it: for a million its parser can take 0.5 GB
 USER, ASSISTANT, SYSTEM, TOOL = "user", "assistant", "system", "tool"
 ROLES = {  # the formats' names in small letters -> those of chat templates
     **{role: role for role in (USER, ASSISTANT, SYSTEM, TOOL)},
@@ -141,7 +138,9 @@ class RowLayout:
         def text_of(field: str) -> str:
             """The text of a field; none where the row has no such column, null or NaN."""
             cell = row.get(columns[field])
-            cell = _first_answer(cell, counts) if field == "response" else cell
+            if field == "response":
+                cell, has_others = first_answer(cell, where)
+                counts.update(["further answers"] * has_others)
             cell = as_text(cell) if field in ("response", "category") else cell
             return "" if _missing(cell) else text(cell, where, columns[field])
 
@@ -167,17 +166,17 @@ class RowLayout:
         of_system = extras.pop("system", None) or extras.pop("system_prompt", None)
         system = text(row[of_system], where, of_system) if of_system else ""
         if self.talks:
-            if "messages" in self.columns:
-                name, messages = columns["messages"], unpacked(row[columns["messages"]])
-                mask = unpacked(row[extras.pop("loss_mask")]) if "loss_mask" in extras else None
-            else:
-                name, (messages, mask) = "the row", self._exchange(row, columns, where)
+            mask = unpacked(row[extras.pop("loss_mask")]) if "loss_mask" in extras and "messages" in columns else None
             if "mask" in extras and ROLES.get(str(row[extras["mask"]]).casefold()) == USER:
                 del extras["mask"]  # NeMo's name of those whose messages are not learned
             self._count(row, extras, where, counts)
-            example = _conversation([] if _missing(messages) else messages, name, where, category, system, mask, counts)
+            turns = _turns_of(row, columns, where, mask, counts)
+            example = _conversation(turns, where, category, system, counts)
             return Example("", "", category=category) if counts[SKIPPED] else example
-        history = unpacked(row[extras["history"]]) if "history" in extras else []
+        if not self.talks and self._begins_to_talk(row):
+            raise FedKSeedError(f"{where}: messages, where the first row has texts; give either a file of its own")
+        history = row[extras["history"]] if "history" in extras else []
+        history = pairs if isinstance(pairs := unpacked(history), list) else history
         is_history = not isinstance(history, str) or history.lstrip().startswith("[")  # else a text about something
         earlier = _history(history, where) if is_history else []
         if "history" in extras and is_history:
@@ -194,22 +193,14 @@ class RowLayout:
         turns = (*([Turn(SYSTEM, system)] if system else []), *earlier, Turn(USER, asked))
         return Example(asked, response, category=category, turns=turns)
 
-    @staticmethod
-    def _exchange(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> tuple[list[Any], list[int | None]]:
-        """The messages of a prompt and of its completion, and a flag for each: the loss counts none of the prompt."""
-        if not _empty(row.get(columns["context"])):
-            raise FedKSeedError(f"{where}: a context beside messages (column {columns['context']}); write it into one")
-        parts = list[list[Any]]()
-        for field, role in (("instruction", USER), ("response", ASSISTANT)):
-            cell = unpacked(row[columns[field]])
-            cell = [] if _empty(cell) else [{"role": role, "content": cell}] if isinstance(cell, str) else cell
-            cell = [cell] if isinstance(cell, dict) else cell
-            if not isinstance(cell, list):
-                raise FedKSeedError(
-                    f"{where}: {columns[field]} must be a list of messages or a text, got {type(cell).__name__}"
-                )
-            parts.append(cell)
-        return [*chain(*parts)], [*repeat(0, len(parts[0])), *repeat(None, len(parts[1]))]
+    def _begins_to_talk(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row's prompt and completion are messages: one that is a list, or two texts that say lists."""
+        columns = _as_written(self.columns, row)
+        cells = [row.get(columns[field]) for field in ("instruction", "response") if field in columns]
+        texts = [cell for cell in cells if isinstance(cell, str)]
+        if len(texts) == 2:
+            return all(map(_are_messages, texts))
+        return any(not isinstance(cell, str) and _are_messages(cell) for cell in cells)
 
     def _count(self, row: Mapping[str, Any], extras: Mapping[str, str], where: str, counts: Counter[str]) -> None:
         """Obey, refuse or count the columns of a row that are none of the layout's."""
@@ -243,42 +234,18 @@ def _empty(value: Any) -> bool:
     return _missing(value) or (isinstance(value, str | list | dict | tuple) and not value)
 
 
-def unpacked(value: Any) -> Any:
-    """A list that a cell holds otherwise: as its text, in JSON or as Python prints it, or as an object of columns.
-
-    Tables have no lists: CSV files of conversations have their text, and Parquet files of them an object of columns.
-    """
-    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
-        for read in (json.loads, ast.literal_eval if len(value) <= MAX_PRINTED else json.loads):
-            with (
-                suppress(ValueError, SyntaxError, RecursionError, MemoryError),
-                warnings.catch_warnings(action="ignore"),
-            ):
-                value = read(value.strip())  # Python warns of a backslash before a letter
-                break
-    if isinstance(value, dict) and value and all(isinstance(cell, list) for cell in value.values()):
-        columns = [*value.values()]
-        if len({*map(len, columns)}) == 1:
-            return [dict(zip(value, cells, strict=True)) for cells in zip(*columns, strict=True)]
-    return value
-
-
 def _are_messages(value: Any) -> bool:
-    """Whether a cell holds messages, in whatever form."""
+    """Whether a cell holds messages, in whatever form; a text, which may say anything, has all of their parts."""
     cells = unpacked(value)
     cells = [cells] if isinstance(cells, dict) else cells
-    return isinstance(cells, list) and bool(cells) and all(
-        isinstance(cell, dict) and not {"role", "from"}.isdisjoint(map(normalised, map(str, cell))) for cell in cells
-    )  # fmt: skip
-
-
-def _first_answer(value: Any, counts: Counter[str]) -> Any:
-    """The first of the answers that a question of SQuAD's form has, an object of texts and their places."""
-    if not isinstance(value, dict) or not isinstance(texts := value.get("text"), list):
-        return value
-    if len({*map(str, texts)}) > 1:
-        counts["further answers"] += 1
-    return texts[0] if texts else None
+    if not isinstance(cells, list) or not cells or not all(isinstance(cell, dict) for cell in cells):
+        return False
+    rows = [{normalised(str(key)): cell for key, cell in each.items()} for each in cells]
+    if not isinstance(value, str):
+        return all("role" in row or "from" in row for row in rows)
+    roles = [row.get("role", row.get("from")) for row in rows]
+    has_texts = all("content" in row or "value" in row for row in rows)
+    return has_texts and all(isinstance(role, str) and normalised(role) in ROLES for role in roles)
 
 
 def as_text(value: Any) -> Any:
@@ -400,18 +367,35 @@ def _is_counted(flags: Mapping[str, Any], role: str, where: str) -> bool:
     return role != ASSISTANT or False not in answers
 
 
-def _conversation(
-    messages: Any, name: str, where: str, category: str, system: str, mask: Any, counts: Counter[str]
-) -> Example:
-    """A conversation up to its last answer that the loss counts; messages after that teach nothing.
+def _turns_of(
+    row: Mapping[str, Any], columns: Mapping[str, str], where: str, mask: Any, counts: Counter[str]
+) -> list[Turn]:
+    """The messages of a row, or those of its prompt, of which the loss counts none, and of its completion."""
+    if "messages" in columns:
+        return _turns(row[columns["messages"]], columns["messages"], where, mask, counts)
+    if "context" in columns and not _empty(row.get(columns["context"])):
+        raise FedKSeedError(f"{where}: a context beside messages (column {columns['context']}); write it into one")
+    turns = list[Turn]()
+    for field, role in (("instruction", USER), ("response", ASSISTANT)):
+        cell, name = row[columns[field]], columns[field]
+        cell = unpacked(cell) if _are_messages(cell) else as_text(cell) if role == ASSISTANT else cell
+        cell = ([{"role": role, "content": cell}] if cell else []) if isinstance(cell, str) else cell
+        part = _turns([cell] if isinstance(cell, dict) else cell, name, f"{where}, {name}", None, counts)
+        turns += part if role == ASSISTANT else [turn._replace(counted=turn.role != ASSISTANT) for turn in part]
+    return turns
+
+
+def _turns(messages: Any, name: str, where: str, mask: Any, counts: Counter[str]) -> list[Turn]:
+    """The messages of a list.
 
     Args:
-        system: text for a message before the others; empty: none.
         mask: a flag for each message; None: there is none.
     """
+    messages = [] if _missing(messages) else unpacked(messages)
     if not isinstance(messages, list) or len(messages) > MAX_TURNS:
         got = f"{len(messages)} messages" if isinstance(messages, list) else type(messages).__name__
-        raise FedKSeedError(f"{where}: {name} must be a list of at most {MAX_TURNS} messages, got {got}")
+        is_text = ", which says no list in JSON or as Python prints it" if isinstance(messages, str) else ""
+        raise FedKSeedError(f"{where}: {name} must be a list of at most {MAX_TURNS} messages, got {got}{is_text}")
     flags = [None] * len(messages) if mask is None else mask
     if not isinstance(flags, list) or len(flags) != len(messages):
         got = f"{len(flags)} entries" if isinstance(flags, list) else type(flags).__name__
@@ -419,7 +403,17 @@ def _conversation(
             f"{where}: loss_mask must be a list of {len(messages)}, a 0 or 1 for each message, got {got}"
         )
     pairs = enumerate(zip(messages, flags, strict=True), 1)
-    turns = [_turn(message, f"{where}, message {number}", flag, counts) for number, (message, flag) in pairs]
+    return [_turn(message, f"{where}, message {number}", flag, counts) for number, (message, flag) in pairs]
+
+
+def _conversation(turns: list[Turn], where: str, category: str, system: str, counts: Counter[str]) -> Example:
+    """A conversation up to its last answer that the loss counts; messages after that teach nothing.
+
+    Args:
+        system: text for a message before the others; empty: none.
+    """
+    if len(turns) > MAX_TURNS:
+        raise FedKSeedError(f"{where}: a conversation has at most {MAX_TURNS} messages, got {len(turns)}")
     if system and (not turns or turns[0][:2] != (SYSTEM, system)):
         if any(turn.role == SYSTEM for turn in turns):
             raise FedKSeedError(f"{where}: a column system and a message of the system say different things; keep one")
@@ -602,9 +596,7 @@ def answer_beside(layout: RowLayout, row: Mapping[str, Any]) -> str:
 
 def _of_messages(layout: RowLayout, row: Mapping[str, Any]) -> RowLayout:
     """A layout of prompts and completions, as one of conversations where they are messages."""
-    columns = _as_written(layout.columns, row)
-    asked = [row.get(columns[field]) for field in ("instruction", "response") if field in columns]
-    if not any(map(_are_messages, asked)):
+    if layout.talks or not layout._begins_to_talk(row):
         return layout
     return replace(layout, talks=True, title=f"conversations, of {layout.title}")
 

@@ -101,6 +101,7 @@ def require_readable(folder: Path) -> None:
             raise FedKSeedError(f"{folder} has {CONVERT} {folder} NEW")
         return
     places = dict[str, Path]()
+    require_fetched(*files)
     for file in files:
         try:
             with safe_open(file, "np") as tensors:  # "pt" would load PyTorch

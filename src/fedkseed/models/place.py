@@ -12,6 +12,7 @@ from ..files import require_fetched
 from .checkpoint import CONVERT, PICKLE_INDEX, require_no_adapters, require_readable
 
 TOKENIZERS = ("tokenizer.json", "tokenizer*.model", "vocab.*", "*.tiktoken", "spiece.model")  # files of a folder
+DESCRIPTIONS = ("config.json", "tokenizer_config.json", "*.index.json")
 HUB_SECONDS = 10  # until the hub has answered
 
 
@@ -48,7 +49,8 @@ def find(model: str) -> ModelSource:
         model = str(Path(spec.submodule_search_locations[0]) / file)
     path = Path(model).expanduser()
     if path.is_dir():
-        require_fetched(*(file for kind in (*TOKENIZERS, "*.json", "*.safetensors") for file in path.glob(kind)))
+        tokenizers = TOKENIZERS[:1] if (path / TOKENIZERS[0]).exists() else TOKENIZERS  # the first is read alone
+        require_fetched(*(file for kind in (*tokenizers, *DESCRIPTIONS) for file in path.glob(kind)))
         require_no_adapters(path)
         require_readable(path)
         return ModelSource(str(path))

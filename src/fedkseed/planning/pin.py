@@ -35,7 +35,7 @@ def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, obj
 
     setup = build(anew, tokenizer_of(anew, progress), basis, serves=False, progress=progress)
     digests: dict[str, object] = {"digest": setup.weights.base_digest.hex()}
-    digests["tokenizer_digest"] = tokenizer_digest(setup.tokenizer)
+    digests["tokenizer_digest"] = tokenizer_digest(setup.tokenizer, anew.data.template)
     written = {"model": digests}
     if as_written.model.dtype != model.dtype:
         written["model"]["dtype"] = model.dtype

@@ -111,4 +111,7 @@ def base_scores(recipe: Recipe, identity: Mapping[str, str], runs: Iterable[Path
 def _start(recipe: Recipe) -> list[Any]:
     """The settings of which a recipe's first evaluation is made."""
     adapters = recipe.training.algorithm if checked_algorithm(recipe).adapts else None
-    return [adapters, recipe.seed, recipe.model, recipe.data, recipe.clients, recipe.evaluation, recipe.peft]
+    model = recipe.model.model_copy(
+        update={"tokenizer_digest": None}
+    )  # the tokens of all rows are in the data's digest
+    return [adapters, recipe.seed, model, recipe.data, recipe.clients, recipe.evaluation, recipe.peft]

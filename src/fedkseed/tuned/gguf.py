@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
-from ..data.chat_template import conversation
+from ..data.chat_template import request
 from ..data.layouts import USER, Example
 from ..data.wording import Wording, beginning
 from ..errors import FedKSeedError
@@ -185,7 +185,7 @@ def _message(tokenizer: Any, words: Wording | None) -> str:
     """A message as the model is given it; empty where its wording has no chat template, but words of its own."""
     if not tokenizer.chat_template or (words is not None and words.template != "chat"):
         return ""
-    return conversation(tokenizer, [{"role": USER, "content": "a"}], (words and words.date) or date.today())[0]
+    return request(tokenizer, [{"role": USER, "content": "a"}], (words and words.date) or date.today())
 
 
 def _turns(tokenizer: Any, words: Wording) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.chat_template import conversation
+from ..data.chat_template import request
 from ..data.layouts import USER, Example
 from ..data.wording import Wording
 from ..errors import FedKSeedError
@@ -123,8 +123,7 @@ def require_same_tokenizer(path: Path, tokenizer: Any, words: Wording | None = N
 
     def cut(of: Any) -> list[int]:
         """The tokens of a message, or of a text where there is no chat template."""
-        text = conversation(of, CHAT, day)[0] if tokenizer.chat_template else TEXT
-        return of(text, add_special_tokens=False).input_ids
+        return of(request(of, CHAT, day) if tokenizer.chat_template else TEXT, add_special_tokens=False).input_ids
 
     expected = words.prompt(Example(TEXT, ""), tokenizer) if words is not None else cut(tokenizer)
     is_same = cut(again) == expected and again.eos_token_id == tokenizer.eos_token_id

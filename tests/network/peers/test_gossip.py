@@ -225,7 +225,7 @@ def test_a_request_of_another_run_is_named_as_one(quiet):
     with httpx.Client(verify=quiet.contexts[1]) as http:
         found = http.get(f"https://localhost:{quiet.peers[0].port}/v1/0000000000000000/set?digest=")
     assert found.status_code == 409
-    assert "compare recipe, base model, keys and times" in found.text
+    assert "compare recipe, base model, tokenizer, keys and times" in found.text
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """Which entries are taken, which count, and the model that follows: the engine's own, whatever came in which order."""
 
 import itertools
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from tomllib import loads
 
 import numpy as np
@@ -9,9 +12,10 @@ import pytest
 
 from fedkseed import FedKSeedError
 from fedkseed.network.peers.merge_rule import MergeRule, counting, model_of, with_headers
+from fedkseed.network.peers.peer import _shared
 from fedkseed.network.peers.signed_upload import SignedUpload
 from fedkseed.network.protocol.signatures import sign
-from fedkseed.recipe.reading import parse
+from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.recipe.rules import checked_algorithm
 from fedkseed.round import run_round
 from fedkseed.run.store import pack
@@ -147,3 +151,29 @@ def test_an_algorithm_without_coefficients_has_no_rule():
     strategy = checked_algorithm(recipe).make(recipe, Run(checked_algorithm(recipe).pool(recipe), BASE))
     with pytest.raises(FedKSeedError, match="a model of K coefficients, got the strategy Averaging"):
         MergeRule.of(b"", recipe, strategy, roster())
+
+
+def test_peers_with_another_tokenizer_are_another_run_and_with_another_chat_template_the_same(recipe_file, tmp_path):
+    """The recipe's text is in the digest of a run, and peers with other digests give each other nothing."""
+
+    def shared(change, **data: str) -> bytes:
+        folder = tmp_path / f"{change.__name__}{len(data)}{len([*tmp_path.iterdir()])}"
+        shutil.copytree(load_recipe(recipe_file).model.name, folder)
+        change(folder)
+        return _shared(load_recipe(recipe_file).having(model={"name": str(folder)}, data=data), 3)
+
+    def nothing(folder: Path) -> None: ...
+
+    def merges(folder: Path) -> None:
+        table = json.loads((folder / "tokenizer.json").read_text())
+        table["model"]["merges"] = table["model"]["merges"][:9]
+        (folder / "tokenizer.json").write_text(json.dumps(table))
+
+    def template(folder: Path) -> None:
+        (folder / "chat_template.jinja").write_text(
+            "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+        )
+
+    assert shared(nothing) == shared(nothing) == shared(template)
+    assert shared(nothing) != shared(merges)
+    assert shared(nothing, template="chat") != shared(template, template="chat")

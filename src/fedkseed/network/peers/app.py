@@ -99,7 +99,8 @@ def application(store: UploadStore, open_round: Callable[[], int], most: int, he
             if (number := request.state.connection.owner) is None:
                 raise RequestError(403, "the key of this connection is no peer's of the run")
             if request.path_params["run"] != (run := store.rule.run[:PREFIX].hex()):
-                raise RequestError(409, f"this peer works on the run {run}: compare recipe, base model, keys and times")
+                what = "recipe, base model, tokenizer, keys and times"
+                raise RequestError(409, f"this peer works on the run {run}: compare {what}")
             async with turns[number]:  # one body at a time, and after what the last one has cost
                 await asyncio.sleep(work.wait(number))
                 body = await read_body(request.scope, request.receive, largest)

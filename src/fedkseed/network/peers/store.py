@@ -42,8 +42,8 @@ class UploadStore:
             self.remember("run", rule.run.hex())
         elif run != rule.run.hex():
             raise FedKSeedError(
-                f"{path} is of the run {run[:16]}, and this recipe, base model, these keys and times are the run "
-                f"{rule.run.hex()[:16]}: undo the change, or choose another --state"
+                f"{path} is of the run {run[:16]}, and this recipe, base model and tokenizer, these keys and "
+                f"times are the run {rule.run.hex()[:16]}: undo the change, or choose another --state"
             )
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ def begin(
     require_legal(wanted, Where.NETWORK, *places)  # now, and not when the clients are there
     if why_model(wanted, algorithm_of(wanted.training.algorithm)) is not None:
         require_device(wanted.model.device)
-        if begun is None:
+        if begun is None and makes:
             from ....data.tokenizer_digest import with_tokenizer
             from ....run.setup import tokenizer_of  # PyTorch, where the model is needed anyway
 
