@@ -301,6 +301,9 @@ def test_a_field_of_separators_and_a_line_end_is_read_where_all_fields_are_in_qu
     """Found by the test above: each of its lines has as many separators as the first, as texts with quotes have."""
     (tmp_path / "a.tsv").write_text('"prompt"\t"completion"\t"note"\n"\t\t\n"\t";"\t""\n')
     assert [(e.instruction, e.response) for e in read(tmp_path / "a.tsv").examples] == [("\t\t\n", ";")]
+    (tmp_path / "a.tsv").write_text('prompt\tcompletion\n"Yes"\t"No\nWell\tfine"\n')
+    with pytest.raises(FedKSeedError, match="a quote joins 2 lines of 2 fields each"):
+        read(tmp_path / "a.tsv")
 
 
 def test_columns_without_a_name_keep_their_values_and_trailing_separators_are_none(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import suppress
 from random import Random
 
 import pytest
@@ -311,5 +312,70 @@ def test_squads_answers_in_other_forms():
     row = {"question": "Who?", "answers": "{'text': ['', 'Ann'], 'answer_start': [0, 1]}"}
     assert example(row) == Example("Who?", "Ann")
     row["answers"] = "{'text': array(['Ann'], dtype=object), 'answer_start': array([0], dtype=int32)}"
-    with pytest.raises(FedKSeedError, match="line 2: answers as a program prints them"):
+    with pytest.raises(FedKSeedError, match="line 2: answers as pandas prints arrays"):
+        example(row)
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "{answer_start} is the name of the placeholder", '{"answer_start": 5} is what I return',
+        '{ answer_start: 0, text: "x" }  // JavaScript', '{"text": ["Ann", "Bo"], "answer_start": [1, 2]}',
+    ],
+)  # fmt: skip
+def test_an_answer_of_another_column_that_looks_like_squads_is_a_text(response):
+    assert example({"instruction": "Write it as JSON.", "output": response}) == Example("Write it as JSON.", response)
+    other = {"question": "q", "answers": response.replace('"text"', '"texts"')}
+    assert example(other).response == other["answers"]
+
+
+def test_squads_answers_that_are_numbers_are_read_as_labels_are():
+    assert example({"question": "q", "answers": {"text": [3, 4], "answer_start": [1, 2]}}) == Example("q", "3")
+
+
+@pytest.mark.parametrize("form", [json.dumps, repr])
+@pytest.mark.parametrize(
+    ("prompt", "completion", "match"),
+    [
+        (ASKED[:1], [{"role": "assistant", "tool_calls": [{"name": "f"}]}], "calls of tools are not read"),
+        ([{"role": "moderator", "content": "q"}], ASKED[1:], "role is one of"),
+        (ASKED[:1], "[{'role': 'assistant', 'content': 'a'}", "says no list in JSON or as Python prints it"),
+        (ASKED[:1], [], None),
+    ],
+)
+def test_a_broken_list_below_lists_that_are_texts_is_refused_and_never_learned(form, prompt, completion, match):
+    layout = fit({"prompt": form(ASKED[:1]), "completion": form(ASKED[1:])}, {}, None, "")
+    row = {"prompt": form(prompt), "completion": completion if isinstance(completion, str) else form(completion)}
+    if match is None:
+        assert layout.example(row, "").response == ""
+        return
+    with pytest.raises(FedKSeedError, match=match):
+        layout.example(row, "")
+
+
+def test_a_first_row_without_an_answer_does_not_change_how_the_others_are_read():
+    for empty in ("", None, NAN, " "):
+        layout = fit({"prompt": json.dumps(ASKED[:1]), "completion": empty}, {}, None, "")
+        assert layout.example({"prompt": json.dumps(ASKED[:1]), "completion": json.dumps(ASKED[1:])}, "").turns
+
+
+NUMBER = "0x" + "f" * 5000  # which Python does not print
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": "[{'role': 'user', 'content': 'a', 1: 'x'}, {'role': 'assistant', 'content': 'b', None: 2}]"},
+        {"messages": f"[{{'role': {NUMBER}, 'content': 'a'}}]"},
+        {"messages": f"[{{'role': 'assistant', 'content': [{{'type': {NUMBER}}}], 'weight': {NUMBER}}}]"},
+        {"messages": "[{'role': 'assistant', 'content': {1, 2}}]"},
+        {"instruction": "q", "output": "a", "history": f"[{NUMBER}]"},
+        {"prompt": f"{{{NUMBER}: 1}}", "completion": "b"},
+        {"prompt": "[{...}]", "completion": "[b'a', 1j]"},
+    ],
+    ids=range(7),
+)
+def test_what_python_can_print_and_json_can_not_ends_no_program(row):
+    """Each of these was an error of Python's own, which ended the command."""
+    with suppress(FedKSeedError):
         example(row)

@@ -12,10 +12,12 @@ TURNS = [{"role": "user", "content": 'Say "a\\n" }\n {.'}, {"role": "assistant",
 
 
 def test_a_file_that_pandas_has_written_of_lists_or_of_arrays_is_read(tmp_path):
-    for cells in (TURNS, np.array(TURNS, dtype=object)):
-        pd.DataFrame({"messages": [cells]}).to_csv(tmp_path / "a.csv", index=False)
-        (cell,) = pd.read_csv(tmp_path / "a.csv")["messages"]
-        assert unpacked(cell) == TURNS
+    short = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "} {"}]  # NumPy prints it as one line
+    for turns in (TURNS, short):
+        for cells in (turns, np.array(turns, dtype=object)):
+            pd.DataFrame({"messages": [cells]}).to_csv(tmp_path / "a.csv", index=False)
+            (cell,) = pd.read_csv(tmp_path / "a.csv")["messages"]
+            assert unpacked(cell) == turns
 
 
 def test_an_object_of_columns_is_a_list_of_objects():
@@ -31,7 +33,10 @@ def test_an_object_of_columns_is_a_list_of_objects():
     [
         "[", "[1", "{{}}", "{{1}, {2}}", "{[1]: 2}", "[" * 100_000, "{'a':" * 50_000, "[-" * 1000 + "1", "{\\d}",
         '[{"a": 1, "a": 2}]', "[f()]", "[__import__('os')]", "[1] and more", "[" + "[]," * MAX_PRINTED + "]",
+        "[x}" + "\n" * 200_000 + "x", "[" + "'" * 99_999 + "}" + " " * 100_000,
+        "[{1, 2}]", "[b'a']", "[0x" + "f" * 9999 + "]",
     ],
+    ids=lambda text: text[:9],
 )  # fmt: skip
 def test_a_text_that_says_no_list_stays_as_it_is(text):
     """Whatever Python's parser raises, and a key that is there twice, of which one value would be lost."""

@@ -57,6 +57,17 @@ def test_any_two_words_that_have_changed_places_change_the_vocabulary(folder, se
     assert WORDS in unlike(*edited(folder, "tokenizer.json", swap))
 
 
+def test_words_that_share_a_number_have_one_order(folder):
+    """The library gives its vocabulary in another order each time that it is loaded."""
+
+    def double(table):
+        words = table["model"]["vocab"]
+        words |= {f"{word}{number}": number for word, number in [*words.items()][300:340]}
+
+    edited(folder, "tokenizer.json", double)
+    assert len({digest(folder) for _ in range(4)}) == 1
+
+
 def test_merges_that_are_missing_change_tokens_and_no_word(folder):
     def drop(table):
         del table["model"]["merges"][9:]

@@ -16,7 +16,16 @@ POINTER = (
 
 
 @pytest.mark.parametrize(
-    "name", ["model.safetensors", "tokenizer.json", "config.json", "tokenizer_config.json", "m.gguf"]
+    "name",
+    [
+        "model.safetensors",
+        "tokenizer.json",
+        "config.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "added_tokens.json",
+        "m.gguf",
+    ],
 )
 def test_a_pointer_in_the_place_of_a_models_file_is_called_so(model_folder, tmp_path, name):
     """A clone that was made without Git LFS has them for every large file; they are read as broken models."""

@@ -156,7 +156,8 @@ def writing_all() -> Iterator[None]:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if full is not None:
             what = "" if full.filename is None else f" {full.filename}"
-            print(f"fedkseed: can't write{what}: {full.strerror}; make room", file=sys.stderr)
+            with suppress(OSError):  # where that is full, too
+                print(f"fedkseed: can't write{what}: {full.strerror}; make room", file=sys.stderr)
             raise SystemExit(REFUSED)
 
 

@@ -419,11 +419,13 @@ def _separated_values(unpacked: _Unpacked, separators: str, table: _Names) -> Pl
 
     def records() -> Iterator[tuple[str, list[str]]]:
         nonlocal number
-        fields = 0
+        fields, quoted = 0, separator in UNQUOTED  # whether all fields are in quotes so far
         for record in reader:
             fields = max(fields, len(record))
+            # Text that has quotes of its own is hardly in quotes from the first record on.
+            quoted = quoted and "".join(of_record).rstrip("\r\n") == all_quoted(record)
             joins = separator in UNQUOTED and len(of_record) > 1 and {*map(fields_of, of_record)} == {fields}
-            if joins and "".join(of_record).rstrip("\r\n") != all_quoted(record):
+            if joins and not quoted:
                 raise csv.Error(
                     f"a quote joins {len(of_record):,} lines of {fields} fields each, as where quotes are no marks of "
                     "fields but part of the text"
@@ -436,7 +438,7 @@ def _separated_values(unpacked: _Unpacked, separators: str, table: _Names) -> Pl
         return line.count(separator) + 1
 
     def all_quoted(record: Sequence[str]) -> str:
-        """A record of a file that puts each field into quotes; text that has quotes of its own is never so."""
+        """A record as a file has it that puts each field into quotes."""
         return separator.join('"{}"'.format(field.replace('"', '""')) for field in record)
 
     try:

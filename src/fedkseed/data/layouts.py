@@ -110,6 +110,7 @@ class RowLayout:
     title: str  # the layout in words, after "rows as"
     columns: Mapping[str, str]  # field -> the name of its column
     talks: bool = False  # whether rows are messages, which the model's chat template words, if it has one
+    packed: bool = False  # whether the messages of prompts and completions are texts that say a list
 
     @property
     def needed_columns(self) -> tuple[str, ...]:
@@ -138,7 +139,7 @@ class RowLayout:
         def text_of(field: str) -> str:
             """The text of a field; none where the row has no such column, null or NaN."""
             cell = row.get(columns[field])
-            if field == "response":
+            if normalised(columns[field]) == "answers":
                 cell, has_others = first_answer(cell, where)
                 counts.update(["further answers"] * has_others)
             cell = as_text(cell) if field in ("response", "category") else cell
@@ -170,7 +171,7 @@ class RowLayout:
             if "mask" in extras and ROLES.get(str(row[extras["mask"]]).casefold()) == USER:
                 del extras["mask"]  # NeMo's name of those whose messages are not learned
             self._count(row, extras, where, counts)
-            turns = _turns_of(row, columns, where, mask, counts)
+            turns = self._turns(row, columns, where, mask, counts)
             example = _conversation(turns, where, category, system, counts)
             return Example("", "", category=category) if counts[SKIPPED] else example
         if not self.talks and self._begins_to_talk(row):
@@ -193,14 +194,32 @@ class RowLayout:
         turns = (*([Turn(SYSTEM, system)] if system else []), *earlier, Turn(USER, asked))
         return Example(asked, response, category=category, turns=turns)
 
+    def _turns(
+        self, row: Mapping[str, Any], columns: Mapping[str, str], where: str, mask: Any, counts: Counter[str]
+    ) -> list[Turn]:
+        """The messages of a row, or those of its prompt, of which the loss counts none, and of its completion."""
+        if "messages" in columns:
+            return _turns(row[columns["messages"]], columns["messages"], where, mask, counts)
+        if "context" in columns and not _empty(row.get(columns["context"])):
+            raise FedKSeedError(f"{where}: a context beside messages (column {columns['context']}); write it into one")
+        turns = list[Turn]()
+        for field, role in (("instruction", USER), ("response", ASSISTANT)):
+            cell, name = row[columns[field]], columns[field]
+            says_list = self.packed and isinstance(cell, str) and cell.lstrip().startswith(("[", "{"))
+            if not says_list and not _are_messages(cell):
+                cell = as_text(cell) if role == ASSISTANT else cell
+                cell = ([{"role": role, "content": cell}] if cell else []) if isinstance(cell, str) else cell
+            part = _turns(cell, name, f"{where}, {name}", None, counts)
+            turns += part if role == ASSISTANT else [turn._replace(counted=turn.role != ASSISTANT) for turn in part]
+        return turns
+
     def _begins_to_talk(self, row: Mapping[str, Any]) -> bool:
         """Whether a row's prompt and completion are messages: one that is a list, or two texts that say lists."""
         columns = _as_written(self.columns, row)
         cells = [row.get(columns[field]) for field in ("instruction", "response") if field in columns]
-        texts = [cell for cell in cells if isinstance(cell, str)]
-        if len(texts) == 2:
-            return all(map(_are_messages, texts))
-        return any(not isinstance(cell, str) and _are_messages(cell) for cell in cells)
+        lists = [cell for cell in cells if not isinstance(cell, str) and not _empty(cell)]
+        texts = [cell for cell in cells if isinstance(cell, str) and cell.strip()]
+        return any(map(_are_messages, lists)) if lists else bool(texts) and all(map(_are_messages, texts))
 
     def _count(self, row: Mapping[str, Any], extras: Mapping[str, str], where: str, counts: Counter[str]) -> None:
         """Obey, refuse or count the columns of a row that are none of the layout's."""
@@ -367,24 +386,6 @@ def _is_counted(flags: Mapping[str, Any], role: str, where: str) -> bool:
     return role != ASSISTANT or False not in answers
 
 
-def _turns_of(
-    row: Mapping[str, Any], columns: Mapping[str, str], where: str, mask: Any, counts: Counter[str]
-) -> list[Turn]:
-    """The messages of a row, or those of its prompt, of which the loss counts none, and of its completion."""
-    if "messages" in columns:
-        return _turns(row[columns["messages"]], columns["messages"], where, mask, counts)
-    if "context" in columns and not _empty(row.get(columns["context"])):
-        raise FedKSeedError(f"{where}: a context beside messages (column {columns['context']}); write it into one")
-    turns = list[Turn]()
-    for field, role in (("instruction", USER), ("response", ASSISTANT)):
-        cell, name = row[columns[field]], columns[field]
-        cell = unpacked(cell) if _are_messages(cell) else as_text(cell) if role == ASSISTANT else cell
-        cell = ([{"role": role, "content": cell}] if cell else []) if isinstance(cell, str) else cell
-        part = _turns([cell] if isinstance(cell, dict) else cell, name, f"{where}, {name}", None, counts)
-        turns += part if role == ASSISTANT else [turn._replace(counted=turn.role != ASSISTANT) for turn in part]
-    return turns
-
-
 def _turns(messages: Any, name: str, where: str, mask: Any, counts: Counter[str]) -> list[Turn]:
     """The messages of a list.
 
@@ -392,6 +393,7 @@ def _turns(messages: Any, name: str, where: str, mask: Any, counts: Counter[str]
         mask: a flag for each message; None: there is none.
     """
     messages = [] if _missing(messages) else unpacked(messages)
+    messages = [messages] if isinstance(messages, dict) else messages
     if not isinstance(messages, list) or len(messages) > MAX_TURNS:
         got = f"{len(messages)} messages" if isinstance(messages, list) else type(messages).__name__
         is_text = ", which says no list in JSON or as Python prints it" if isinstance(messages, str) else ""
@@ -598,7 +600,9 @@ def _of_messages(layout: RowLayout, row: Mapping[str, Any]) -> RowLayout:
     """A layout of prompts and completions, as one of conversations where they are messages."""
     if layout.talks or not layout._begins_to_talk(row):
         return layout
-    return replace(layout, talks=True, title=f"conversations, of {layout.title}")
+    columns = _as_written(layout.columns, row)
+    packed = any(isinstance(cell := row.get(column), str) and _are_messages(cell) for column in columns.values())
+    return replace(layout, talks=True, title=f"conversations, of {layout.title}", packed=packed)
 
 
 def _with_context(layout: RowLayout, row: Mapping[str, Any], there: set[str]) -> RowLayout:

@@ -9,7 +9,9 @@ from typing import Any
 from ..errors import FedKSeedError
 
 MAX_PRINTED = 1 << 18  # characters of a list as Python prints it: for a million its parser can take 0.5 GB
-BETWEEN = re.compile(r"\}\s*\n\s*\{")  # of NumPy's objects, without a comma; strings are printed without line ends
+# A string of Python's; or what is between two objects that NumPy prints, which is no comma.
+STRING_OR_GAP = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(\}\s+(?=\{))""")
+ARRAYS = re.compile(r"\s*\{['\"](text|answer_start)['\"]: array\(")
 
 
 def unpacked(value: Any) -> Any:
@@ -37,9 +39,10 @@ def parsed(text: str) -> Any:
         return None
     if len(text) > MAX_PRINTED:
         return None
+    commas = STRING_OR_GAP.sub(lambda found: "}, " if found[1] else found[0], text.strip())
     try:
         with warnings.catch_warnings(action="ignore"):  # of a backslash before a letter
-            return ast.literal_eval(BETWEEN.sub("}, {", text.strip()))
+            return json.loads(json.dumps(ast.literal_eval(commas)))  # JSON has no sets, and no number without a bound
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
 
@@ -55,21 +58,17 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def first_answer(value: Any, where: str) -> tuple[Any, bool]:
-    """The first of the answers that a question of SQuAD's form has, and whether there are others.
+    """The first of the answers in a cell of SQuAD's column `answers`, and whether there are others.
 
-    They are an object of texts and their places; any other value is returned as it is.
+    They are an object of texts and their places, also as its text; any other value is returned as it is.
 
     Raises:
-        FedKSeedError: the object is a text that can't be read, as NumPy prints arrays in one.
+        FedKSeedError: it is the text of such an object as pandas prints NumPy's arrays in one.
     """
-    cell = value
-    if isinstance(value, str) and value.lstrip().startswith("{") and "answer_start" in value:
-        cell = parsed(value)
-        if not isinstance(cell, dict):
-            raise FedKSeedError(
-                f"{where}: answers as a program prints them, {value!r:.60}; write the text of one alone"
-            )
-    if not isinstance(cell, dict) or not isinstance(texts := cell.get("text"), list):
+    cell = parsed(value) if isinstance(value, str) else value
+    if not isinstance(cell, dict) or cell.keys() != {"text", "answer_start"} or not isinstance(cell["text"], list):
+        if isinstance(value, str) and ARRAYS.match(value):
+            raise FedKSeedError(f"{where}: answers as pandas prints arrays, {value!r:.60}; write the text of one alone")
         return value, False
-    different = dict.fromkeys(text for text in texts if isinstance(text, str) and text.strip())
-    return next(iter(different), None), len(different) > 1
+    different = [answer for answer in cell["text"] if answer not in (None, "")]
+    return (different or [None])[0], any(answer != different[0] for answer in different)

@@ -54,21 +54,22 @@ def tokenizer_digest(tokenizer: Any, template: str) -> str:
     Args:
         template: of the wording, [data] template: the chat template counts where it is `chat`.
     """
-    return _digest(tokenizer, len(tokenizer), str(tokenizer.chat_template) if template == "chat" else "")
+    ends = *beginning(tokenizer), tokenizer.eos_token_id
+    return _digest(tokenizer, len(tokenizer), ends, str(tokenizer.chat_template) if template == "chat" else None)
 
 
 @lru_cache(maxsize=4)
-def _digest(tokenizer: Any, size: int, chat_template: str) -> str:
-    """The digest, kept for a tokenizer as it is: a party needs it two or three times."""
+def _digest(tokenizer: Any, size: int, ends: tuple[int, ...], chat_template: str | None) -> str:
+    """The digest, kept for a tokenizer until one of these changes: a party needs it two or three times."""
     added = tokenizer.added_tokens_decoder
     words = [
         (number, word, added[number].special if number in added else None)
-        for word, number in sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])
+        for word, number in sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
         if not (number in added and added[number].special) and word != f"[PAD{number}]"  # GGUF's of a row without one
     ]
     cut = tokenizer([*TEXTS], add_special_tokens=False).input_ids
-    parts: list[Any] = [words, [beginning(tokenizer), cut, tokenizer.eos_token_id]]
-    parts += [_talks(tokenizer)] if chat_template else []
+    parts: list[Any] = [words, [cut, ends]]
+    parts += [] if chat_template is None else [_talks(tokenizer)]
     digests = [hashlib.sha256(json.dumps(part).encode()).hexdigest()[:PART] for part in parts]
     return "".join(digests).ljust(len(PARTS) * PART, "0")
 

@@ -12,7 +12,11 @@ from ..files import require_fetched
 from .checkpoint import CONVERT, PICKLE_INDEX, require_no_adapters, require_readable
 
 TOKENIZERS = ("tokenizer.json", "tokenizer*.model", "vocab.*", "*.tiktoken", "spiece.model")  # files of a folder
-DESCRIPTIONS = ("config.json", "tokenizer_config.json", "*.index.json")
+# Further files that are read of a folder, beside the weights themselves.
+DESCRIPTIONS = (
+    *("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json"),
+    *("*.jinja", "generation_config.json", "*.index.json"),
+)
 HUB_SECONDS = 10  # until the hub has answered
 
 

@@ -111,7 +111,6 @@ def base_scores(recipe: Recipe, identity: Mapping[str, str], runs: Iterable[Path
 def _start(recipe: Recipe) -> list[Any]:
     """The settings of which a recipe's first evaluation is made."""
     adapters = recipe.training.algorithm if checked_algorithm(recipe).adapts else None
-    model = recipe.model.model_copy(
-        update={"tokenizer_digest": None}
-    )  # the tokens of all rows are in the data's digest
+    # not the tokenizer's, which older runs lack: the tokens of all rows are in the data's digest
+    model = recipe.model.model_copy(update={"tokenizer_digest": None})
     return [adapters, recipe.seed, model, recipe.data, recipe.clients, recipe.evaluation, recipe.peft]
