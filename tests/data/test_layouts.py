@@ -301,7 +301,7 @@ def test_messages_below_a_first_row_of_texts_are_refused():
 
 
 def test_a_history_that_is_a_text_is_counted():
-    for history in ('{"visits": 3}', "{'fever', 'cough'}", "ill since May"):
+    for history in ('{"visits": 3}', '{"visits": [3]}', "{'fever', 'cough'}", "ill since May"):
         counts = Counter[str]()
         row = {"instruction": "q", "response": "a", "history": history}
         assert fit(row, {}, None, "").example(row, "", counts) == Example("q", "a")

@@ -177,9 +177,8 @@ class RowLayout:
         if not self.talks and self._begins_to_talk(row):
             raise FedKSeedError(f"{where}: messages, where the first row has texts; give either a file of its own")
         history = row[extras["history"]] if "history" in extras else []
-        history = pairs if isinstance(pairs := unpacked(history), list) else history
         is_history = not isinstance(history, str) or history.lstrip().startswith("[")  # else a text about something
-        earlier = _history(history, where) if is_history else []
+        earlier = _history(unpacked(history), where) if is_history else []
         if "history" in extras and is_history:
             del extras["history"]
         self._count(row, extras, where, counts)
