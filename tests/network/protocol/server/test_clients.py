@@ -672,7 +672,7 @@ def test_a_client_with_another_tokenizer_of_the_same_weights_says_so_and_the_oth
     assert notes.has("round 1: client 2 refuses: model")
     log = capsys.readouterr().err
     assert f"the tokenizer of {tmp_path / 'other'} is not the run's: unlike are its tokens of the same texts" in log
-    expected = tokenizer_digest(load_tokenizer(str(setting.model)))
+    expected = tokenizer_digest(load_tokenizer(str(setting.model)), "paper")
     assert Store(directory).load_recipe().model.tokenizer_digest == expected
     assert begin(tmp_path / "recipe.toml", (), directory, note=print).model.tokenizer_digest == expected
 

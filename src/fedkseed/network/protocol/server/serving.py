@@ -57,11 +57,6 @@ def begin(
     require_legal(wanted, Where.NETWORK, *places)  # now, and not when the clients are there
     if why_model(wanted, algorithm_of(wanted.training.algorithm)) is not None:
         require_device(wanted.model.device)
-        if begun is None and makes:
-            from ....data.tokenizer_digest import with_tokenizer
-            from ....run.setup import tokenizer_of  # PyTorch, where the model is needed anyway
-
-            wanted = with_tokenizer(wanted, tokenizer_of(wanted, Silent()))
     Trackers(wanted.report.to, Silent().note)  # refuses one whose package is missing
     if begun is not None:
         if begun.having(network=wanted.network, report=wanted.report) != wanted:
@@ -73,6 +68,19 @@ def begin(
         with Store.create(directory, wanted.to_toml()):
             pass
     return wanted
+
+
+def _with_tokenizer(store: Store, recipe: Recipe) -> Recipe:
+    """A run's recipe with the digest of its tokenizer, where this server loads the model and the run begins."""
+    needs_model = why_model(recipe, algorithm_of(recipe.training.algorithm)) is not None
+    if recipe.model.tokenizer_digest is not None or store.rounds > 0 or not needs_model:
+        return recipe
+    from ....data.tokenizer_digest import with_tokenizer
+    from ....models.load import load_tokenizer
+
+    recipe = with_tokenizer(recipe, load_tokenizer(recipe.model.name))
+    store.change_recipe(recipe.to_toml())
+    return recipe
 
 
 def serve(
@@ -97,7 +105,7 @@ def serve(
             raise FedKSeedError(f"[network] shards has {len(shards)} shards, {keys} keys are registered: one for each")
         numbers = ClientNumbers(directory, recipe.clients.count if shards is None else len(shards))
         count = numbers.count if shards is None else sum(shards)  # of clients, of all shards
-        recipe = with_noise(recipe, count)
+        recipe = with_noise(_with_tokenizer(store, recipe), count)
         minimum = recipe.network.minimum_of(recipe.clients.cohort_of(count))
         text = recipe_for_clients(recipe, count)
         signing = ServerSigning.read(directory / folder, current_nonce(store))
