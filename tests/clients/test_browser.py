@@ -175,7 +175,9 @@ def test_a_browser_and_our_client_end_with_one_model(setting, tmp_path, monkeypa
         assert (theirs.base, theirs.tuned, theirs.pool) == (ours.base, ours.tuned, ours.pool)
         assert person.text("digest") == ours.tuned == result.digest
         assert person.uploads == [run.receipts(done)[1].upload for done in (1, 2, 3)], "what is shown is what came"
-        assert recipe_for_clients(recipe, 2).decode() in person.text("asked"), "the recipe, as it came"
+        assert recipe_for_clients(Store(store).load_recipe(), 2).decode() in person.text("asked"), (
+            "the recipe, as it came"
+        )
         assert np.abs(ours.coefficients - same).max() < 0.02 * np.abs(same).max(), "the same batches and steps"
         assert all(asked.startswith((f"{url}/", "blob:")) for asked in opened.requests)
         assert not [entry for entry in opened.complaints if "Content Security Policy" in json.dumps(entry)]
