@@ -1,5 +1,6 @@
 """What a model's files hold is what is loaded, and what was tuned is what is exported."""
 
+import copy
 import errno
 import json
 import shutil
@@ -32,7 +33,9 @@ from fedkseed.run.start_and_resume import start
 from fedkseed.tuned.export import export
 from fedkseed.tuned.gguf import write_gguf
 from fedkseed.tuned.load import open_tuned
+from fedkseed.tuned.read_back import Reference, probe
 
+from ..conftest import tiny_llama
 from .tiny import llama, save, tokenizer
 
 TOKENS = torch.arange(400).repeat(1, 2) % 700
@@ -502,6 +505,21 @@ def test_a_folder_that_is_not_the_tuned_model_is_an_error_and_nothing_is_left(
     with pytest.raises(FedKSeedError, match=match):
         export(open_tuned(run), tmp_path / "hf")
     assert {*tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("size", [0.02, 0.1, 0.5])
+def test_a_model_of_16_bits_is_taken_and_the_base_in_its_place_is_not(seed: int, dtype: str, size: float) -> None:
+    """Rounding may move logits by more than tuning did, and then the base model's are within its bound, too."""
+    base = tiny_llama()
+    tuned, generator = copy.deepcopy(base), torch.Generator().manual_seed(seed)
+    for weight in tuned.parameters():
+        weight += size * weight.std() * torch.randn(weight.shape, generator=generator)
+    reference, kind = Reference(probe(base), probe(tuned)), getattr(torch, dtype)
+    reference.compare(copy.deepcopy(tuned).to(kind), "bfloat16", "the file")
+    with pytest.raises(FedKSeedError, match="the file does not compute as the tuned model"):
+        reference.compare(copy.deepcopy(base).to(kind), "bfloat16", "the file")
 
 
 def test_another_tokenizer_and_another_byte_of_a_gguf_file_are_errors(

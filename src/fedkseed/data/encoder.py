@@ -213,7 +213,7 @@ class Encoder:
 
 
 def _can_chat(tokenizer: Any) -> bool:
-    """Whether a tokenizer has a chat template by which a model can be asked."""
+    """Tell if a tokenizer has a chat template by which a model can be asked."""
     try:
         return bool(tokenizer.chat_template and ChatTemplate.of(tokenizer, datetime.now(UTC).date()))
     except FedKSeedError:

@@ -213,7 +213,7 @@ class RowLayout:
         return turns
 
     def _begins_to_talk(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row's prompt and completion are messages: one that is a list, or two texts that say lists."""
+        """Tell if a row's prompt and completion are messages: lists of them, or texts that each say such a list."""
         columns = _as_written(self.columns, row)
         cells = [row.get(columns[field]) for field in ("instruction", "response") if field in columns]
         lists = [cell for cell in cells if not isinstance(cell, str) and not _empty(cell)]
@@ -253,7 +253,7 @@ def _empty(value: Any) -> bool:
 
 
 def _are_messages(value: Any) -> bool:
-    """Whether a cell holds messages, in whatever form; a text, which may say anything, has all of their parts."""
+    """Tell if a cell holds messages, in any form; of a text all roles have to be known, as it may say anything."""
     cells = unpacked(value)
     cells = [cells] if isinstance(cells, dict) else cells
     if not isinstance(cells, list) or not cells or not all(isinstance(cell, dict) for cell in cells):
