@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -27,6 +26,15 @@ def run(finished):
     return finished(max_tokens='max_tokens = 200\ntemplate = "alpaca"\nseparator = " "')
 
 
+@pytest.fixture(scope="module")
+def with_turns(tmp_path_factory, model_folder):
+    """The folder of the model with a chat template."""
+    shutil.copytree(model_folder, folder := tmp_path_factory.mktemp("turns") / "model")
+    turns = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(turns + "{% if add_generation_prompt %}<assistant>{% endif %}")
+    return folder
+
+
 def digest(tuned) -> str:
     return Layout(tuned.load()).digest().hex()
 
@@ -49,25 +57,29 @@ def test_a_base_model_that_has_moved_is_named(run, tmp_path, model_folder):
 
 
 @pytest.mark.parametrize("form", ["run", "adapter", "fedkseed", "peft"])
+@pytest.mark.parametrize("template", ["alpaca", "chat"])
 def test_a_tokenizer_that_has_changed_since_the_run_is_refused_and_so_its_chat_template(
-    run, tmp_path, model_folder, form
+    finished, with_turns, tmp_path, form, template
 ):
+    run = finished(with_turns, max_tokens=f'max_tokens = 200\ntemplate = "{template}"')
     place = run / "adapter.safetensors" if form == "adapter" else run
     if form in ("fedkseed", "peft"):
         export(open_tuned(run), place := tmp_path / "exported", form, **{"rank": 4} if form == "peft" else {})
-    shutil.copytree(model_folder, tmp_path / "moved")
+    shutil.copytree(with_turns, tmp_path / "moved")
     tuned = open_tuned(place, str(tmp_path / "moved"))
     assert tuned.chat_tokenizer().eos_token_id == tuned.tokenizer().eos_token_id
     table = json.loads((tmp_path / "moved" / "tokenizer.json").read_text())
     table["model"]["merges"] = table["model"]["merges"][:9]
     (tmp_path / "moved" / "tokenizer.json").write_text(json.dumps(table))
-    with pytest.raises(FedKSeedError, match=r"moved is not the run's: unlike are its tokens of the same texts \("):
+    with pytest.raises(FedKSeedError, match=r"moved is not the run's: unlike are its tokens of the same texts "):
         tuned.tokenizer()
-    shutil.copy(model_folder / "tokenizer.json", tmp_path / "moved")
+    shutil.copy(with_turns / "tokenizer.json", tmp_path / "moved")
     (tmp_path / "moved" / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
-    assert tuned.tokenizer().chat_template, "the run's words are of its recipe"
-    with pytest.raises(FedKSeedError, match=r"moved is not the run's: unlike are its chat template \("):
-        replace(tuned, wording=Wording("chat")).tokenizer()
+    if template == "alpaca":
+        assert tuned.tokenizer().chat_template, "the run's words are of its recipe"
+    else:
+        with pytest.raises(FedKSeedError, match=r"moved is not the run's: unlike are its chat template \("):
+            tuned.tokenizer()
 
 
 def test_a_folder_without_a_card_has_the_default_words_and_its_own_type(run, tmp_path):
