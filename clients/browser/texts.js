@@ -98,7 +98,11 @@ export function packed(rows, limit, encode, end) {
   const streams = new Map();
   for (const { response, category } of rows) {
     const stream = streams.get(category) ?? [];
-    stream.push(...encode("", true), ...encode(response, false), end);
+    const [begin, tokens] = [encode("", true), encode(response, false)];
+    // A text may have been written by a chat template, with the begin and the end of text.
+    const begins = begin.every((token, k) => token === tokens[k]);
+    const ends = encode(response.replace(/[ \t\r\n]+$/, ""), false).at(-1) === end;
+    stream.push(...(begins ? [] : begin), ...tokens, ...(ends ? [] : [end]));
     streams.set(category, stream);
   }
   /** @type {Example[]} */

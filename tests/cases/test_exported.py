@@ -458,6 +458,62 @@ def test_adapters_of_every_kind_are_exported_as_they_compute_or_refused(name: st
                 assert is_near(logits(loaders[format_]()), tuned), format_
 
 
+def test_embeddings_of_another_size_than_described_are_refused_with_both(copied: Callable[..., Path]) -> None:
+    with pytest.raises(FedKSeedError, match=r"of the shape \(801, 64\), its description says \(808, 64\); mend its"):
+        load_model(str(copied(vocab_size=808)))
+
+
+def test_files_beside_a_model_that_are_not_its_own_are_not_read(copied: Callable[..., Path]) -> None:
+    expected = logits(load_model(str(folder := copied())))
+    for name in ("consolidated.safetensors", "model-00002-of-00003.safetensors"):
+        (folder / name).write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert torch.equal(logits(load_model(str(folder))), expected)
+
+
+@pytest.fixture
+def lora(tiny_model: Callable[[str], Path], tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_model("lora"), tmp_path / "lora")
+
+
+def renamed(stored: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    return {name.replace(old, new): tensor.clone() for name, tensor in stored.items()}
+
+
+MISFITS: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
+    "of a model of pictures": (lambda of: renamed(of, "model.layers", "language_model.layers"), "for which it has no"),
+    "of a compiled model": (lambda of: renamed(of, "base_model.model.", "base_model.model._orig_mod."), "has no place"),
+    "without peft's prefix": (lambda of: renamed(of, "base_model.model.", ""), "for which it has no place"),
+    "of a deeper model": (
+        lambda of: of | renamed(of, "layers.1.", "layers.2."),
+        r"the first is .*layers\.2\.",
+    ),
+    "of half of the layers": (lambda of: {n: t for n, t in of.items() if "layers.1." not in n}, "which the file lacks"),
+    "of nothing": (lambda of: {"x": next(iter(of.values()))}, "no place the first is x"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_adapters_that_do_not_fit_their_base_model_are_refused(name: str, lora: Path) -> None:
+    changed, fault = MISFITS[name]
+    save_file(changed(load_file(lora / "adapter_model.safetensors")), lora / "adapter_model.safetensors")
+    with pytest.raises(FedKSeedError, match=rf"are not of the base model .*{fault}"):
+        open_tuned(lora).load()
+
+
+def test_adapters_in_a_pickle_are_refused(lora: Path) -> None:
+    (lora / "adapter_model.safetensors").rename(lora / "adapter_model.bin")
+    with pytest.raises(FedKSeedError, match="weights in a pickle, which can run code when read"):
+        open_tuned(lora)
+
+
+def test_an_embedding_beside_a_lora_is_not_left_out_of_a_file_for_llama_cpp(lora: Path, tmp_path: Path) -> None:
+    stored, base = load_file(lora / "adapter_model.safetensors"), load_model(str(open_tuned(lora).base))
+    stored["base_model.model.model.embed_tokens.weight"] = base.get_input_embeddings().weight * 3
+    save_file(stored, lora / "adapter_model.safetensors")
+    with pytest.raises(FedKSeedError, match=r"embed_tokens\.weight was tuned, and a LoRA for llama.cpp holds matrices"):
+        export(open_tuned(lora), tmp_path / "file", "lora-gguf")
+
+
 def test_adapters_beside_merged_weights_are_refused(copied: Callable[..., Path], tiny_model: Any) -> None:
     folder = copied()
     shutil.copy(tiny_model("lora") / "adapter_config.json", folder)

@@ -95,7 +95,10 @@ def test_a_flag_that_says_neither_yes_nor_no_is_refused(flag):
             {"messages": [USER | {"loss": True}, ANSWER]},
             "message 1: loss = True, and the loss counts answers of the ass",
         ),
-        ({"messages": [USER, ANSWER], "loss_mask": [1, 1]}, "message 1: loss_mask = 1, and the loss counts answers"),
+        (
+            {"messages": [USER, ANSWER], "loss_mask": [1, 1]},
+            "message 1: loss_mask of the row = 1, and",
+        ),
         ({"messages": [USER, ANSWER], "loss_mask": [1]}, "loss_mask must be a list of 2, .* got 1 entries"),
         ({"messages": [USER, ANSWER], "loss_mask": "01"}, "loss_mask must be a list of 2, .* got str"),
         ({"messages": [USER, ANSWER], "loss_mask": [0, 0.5]}, "message 2: the loss counts an answer or skips it"),
@@ -122,6 +125,22 @@ def test_a_flag_that_says_neither_yes_nor_no_is_refused(flag):
             "column system and a message",
         ),
         ({"PROMPT": "q", "Prompt": "r", "completion": "a"}, "'PROMPT' and 'Prompt' differ by case or form alone"),
+        ({"messages": [USER, ANSWER], "functions": [{"name": "f"}]}, "definitions of tools are not read"),
+        ({"query": "q", "answer": "a", "tools": '[{"name": "f"}]'}, "definitions of tools are not read"),
+        (
+            {"messages": [USER, ANSWER], "chat_template_kwargs": {"enable_thinking": False}},
+            "options of the chat",
+        ),
+        ({"prompt": "q", "completion": "a", "label": 0}, "marked as not wanted"),
+        ({"prompt": "q", "completion": "a", "label": "0"}, "marked as not wanted"),
+        (
+            {"messages": [USER, ANSWER, USER], "chosen": ANSWER},
+            "end with a request, and the column chosen",
+        ),
+        ({"messages": [USER], "response": "a"}, "end with a request, and the column response"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, "preferences between answers are not read"),
+        ({"question": {"0": "q", "1": "r"}, "answer": {"0": "a"}}, r"to_json\(orient='records'\)"),
+        ({"messages": [USER | {"content": {"city": "Rome"}}, ANSWER]}, "parts that are no text, as an object of city"),
         *(({"messages": [USER, ANSWER | {key: "x"}]}, f"message 2: .*key {key}") for key in UNREAD_KEYS),
         *(({"messages": [USER, ANSWER], c: "x"}, f"column {c}|list of 2") for c in UNREAD_COLUMNS),
     ],
@@ -130,6 +149,40 @@ def test_what_can_t_be_obeyed_and_would_change_what_is_learned_is_refused_with_i
     with pytest.raises(FedKSeedError, match=match) as raised:
         example(row)
     assert str(raised.value).startswith("line 1")
+
+
+def test_a_flag_of_one_message_is_obeyed_by_the_name_of_a_mask_too():
+    row = {"messages": [USER, WRONG | {"loss_mask": 0}, USER, ANSWER | {"loss_mask": 1}]}
+    assert [turn.counted for turn in example(row).turns] == [True, False, True]
+    with pytest.raises(FedKSeedError, match="say different things"):
+        example(row | {"loss_mask": [0, 1, 0, 1]})
+
+
+def test_a_context_is_read_by_the_name_that_each_row_has():
+    first, later = {"prompt": "q", "completion": "a"}, {"prompt": "r", "completion": "b"}
+    for names in (("input", "context"), ("passage", "input")):
+        layout = fit(first, {}, None, "line 1")
+        assert [layout.example(later | {name: "c"}, "line 2").context for name in names] == ["c", "c"]
+    counts = Counter[str]()
+    assert layout.example(later | {"passage": "c", "input": "d"}, "line 2", counts).context == ""
+    assert counts == {"passage": 1, "input": 1}, "either may be meant"
+    layout = fit(first | {"ctx": "c"}, {"context": "ctx"}, None, "line 1")
+    assert layout.example(later | {"input": "d"}, "line 2").context == ""
+
+
+@pytest.mark.parametrize("system", ["Be short.", [{"text": "Be short."}], [{"type": "text", "text": "Be short."}]])
+def test_a_column_of_the_system_is_read_beside_an_empty_message_of_it(system):
+    row = {"messages": [{"role": "system", "content": ""}, USER, ANSWER], "system": system}
+    assert example(row).turns == (Turn("system", "Be short."), Turn("user", "Order?"))
+
+
+def test_options_of_which_none_is_set_and_tools_that_are_no_definitions_say_nothing():
+    nothing = {"chat_template_kwargs": {"custom_instructions": "", "xml_tools": []}, "functions": "[]"}
+    counts = Counter[str]()
+    example({"messages": [USER, ANSWER], **nothing}, counts)
+    assert not +counts
+    example({"question": "How?", "answer": "So.", "tools": ["hammer", "saw"]}, counts)
+    assert +counts == {"tools": 1}
 
 
 def test_a_false_flag_of_a_request_and_empty_keys_say_nothing_new():
@@ -250,8 +303,8 @@ def test_every_key_is_used_refused_or_counted_and_every_counted_answer_is_in_the
     counts = Counter[str]()
     try:
         found = example(row, counts)
-    except FedKSeedError:  # for a flag of a request, or a half exchange in `history`
-        assert any(flag and role != "assistant" for role, _, flag, *_ in messages)
+    except FedKSeedError:  # for a flag of a request, a half exchange in `history`, or an answer that is not wanted
+        assert more.get("label") == 0 or any(flag and role != "assistant" for role, _, flag, *_ in messages)
         return
     for name, cell in more.items():
         if cell not in (None, "", []) and cell == cell:

@@ -177,13 +177,31 @@ def test_all_that_is_wrong_in_a_folder_is_in_one_answer(departments):
 @pytest.mark.parametrize(
     "answer",
     ["-", " – ", "...", "…", "?", "n/a", "N.A.", "k. A.", "tbd", "TODO", "keine", "Keine Angabe", "#N/A", "#NV",
-     "#REF!", "#DIV/0!", "aucune", "Néant", "ninguna", "nessuno"],
+     "#REF!", "#DIV/0!", "aucune", "Néant", "ninguna", "nessuno", "\\N", "NaT", "[removed]", "(blank)"],
 )  # fmt: skip
 def test_what_stands_for_no_answer_is_known(answer):
     assert is_placeholder(answer)
 
 
-@pytest.mark.parametrize("answer", ["no", "Nein.", "0", "keine Zeit", "👍", "+", "C#", "#hr", "Not on Mondays", ""])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "no",
+        "Nein.",
+        "0",
+        "keine Zeit",
+        "👍",
+        "+",
+        "C#",
+        "#hr",
+        "Not on Mondays",
+        "",
+        "NAT",
+        "blank",
+        "N",
+        "(see above)",
+    ],
+)
 def test_short_answers_are_answers(answer):
     assert not is_placeholder(answer)
 

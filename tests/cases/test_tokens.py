@@ -2,16 +2,19 @@
 
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from fedkseed.data.layouts import Example
+from fedkseed.data.tokenizer_digest import TEXTS
 from fedkseed.data.wording import Wording, encode_each
 from fedkseed.errors import FedKSeedError
 from fedkseed.models.load import load_tokenizer, positions, save_tokenizer
@@ -64,11 +67,16 @@ LIMITS: list[tuple[str, dict[str, Any], int | None]] = [
     ("MambaConfig", {}, None),
 ]
 LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONG = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
 SCALED = [  # of 256 positions, of which 128 were there before scaling
     (LLAMA3 | {"original_max_position_embeddings": 128}, 256),
     ({"rope_type": "linear", "factor": 2.0}, 256),
     ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}, 256),
     ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+    # scaled by the longest text of a batch, where that is longer than the original length
+    ({"rope_type": "dynamic", "factor": 4.0}, 256),
+    ({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 128}, 128),
+    (LONG | {"original_max_position_embeddings": 128}, 128),
 ]
 
 
@@ -114,3 +122,38 @@ def test_a_row_with_a_token_that_the_model_has_no_row_for_is_refused(tmp_path: P
     good, bad = encode_each([Example("Hi", "Yes."), Example("Hi <image>", "No.")], spare, Wording(wording))
     assert not isinstance(good, FedKSeedError)
     assert "holds '<image>', a token for which the model has no row" in str(bad)
+
+
+DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)])
+GROUPS = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.Split(Regex(r"(?i:'s|'t|'re)|\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+"), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+)
+RULES = {"SmolLM2's digits": (None, DIGITS), "Llama 3's groups": (None, GROUPS), "NFKC": (normalizers.NFKC(), DIGITS)}
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "GPT2TokenizerFast", "Qwen2Tokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("rules", RULES)
+def test_texts_are_cut_by_the_tokenizers_own_file_whatever_class_its_folder_names(
+    kind: str, rules: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The way of SmolLM2: transformers 5 would give it the rules of GPT-2 (its issue 45920)."""
+    folder = shutil.copytree(tiny_model("plain"), tmp_path / "model")
+    own = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    own.normalizer, own.pre_tokenizer = RULES[rules]
+    own.save(str(folder / "tokenizer.json"))
+    table = json.loads((folder / "tokenizer_config.json").read_text())
+    table |= {"tokenizer_class": kind, "add_prefix_space": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(table))
+    for place in (folder, tmp_path / "saved"):
+        loaded = load_tokenizer(str(place))
+        for text in (*TEXTS, f"In 2021{loaded.eos_token} 1998", " 12345"):
+            expected = own.encode(text, add_special_tokens=False).ids
+            assert loaded(text, add_special_tokens=False).input_ids == expected
+            assert loaded.decode(expected) == own.decode(expected, skip_special_tokens=False)
+        if place is folder:
+            save_tokenizer(loaded, tmp_path / "saved")
+            shutil.copy(folder / "config.json", tmp_path / "saved")
+    assert Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json")).encode("1998").ids == own.encode("1998").ids

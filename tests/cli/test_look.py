@@ -11,16 +11,19 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fedkseed import Adapter
+from fedkseed.data.layouts import fit
 from fedkseed.files import write_table
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.report.terminal import console
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
+from fedkseed.tuned.load import open_tuned
 from fedkseed.weights.layout import Layout
 from fedkseed.wire.numbers import rounded
 
 from ..commands import documented, fedkseed, refused
 from ..conftest import recipe_text
+from ..encoding import encode
 from ..run import synthetic
 
 
@@ -144,6 +147,18 @@ def test_generate_shows_base_and_tuned(finished):
     asked = ("How many legs has a cat?", "--max-new-tokens", 4)
     output = fedkseed("generate", finished / "adapter.safetensors", *asked).output
     assert output.index("--- base ---") < output.index("--- tuned ---")
+
+
+@pytest.mark.parametrize("row", [{}, {"context": "Of cats."}, {"system": "Be short."}, {"context": "c", "system": "d"}])
+def test_generate_asks_as_a_row_of_the_same_columns_does(finished, monkeypatch, row):
+    prompts = []
+    monkeypatch.setattr("fedkseed.evaluation.evaluate.respond", lambda *given: prompts.extend(given[2]) or [""])
+    options = [part for name, text in row.items() for part in (f"--{name}", text)]
+    assert fedkseed("generate", finished / "adapter.safetensors", "How many legs?", *options).exit_code == 0
+    opened, learned = open_tuned(finished), {"instruction": "How many legs?", "response": "Four."} | row
+    example = fit(learned, {}, None, "line 1").example(learned, "line 1")
+    encoded = encode(example, opened.tokenizer(), opened.wording)
+    assert prompts == [list(encoded.tokens[: encoded.prompt])] * 2
 
 
 def test_generate_and_export_of_a_run_that_is_not_finished_take_its_last_round_and_say_so(copy, tmp_path):

@@ -201,3 +201,21 @@ def test_the_header_of_a_greeting_is_not_counted_where_the_request_is_in_the_loo
     turns = (Turn("assistant", "Hello."), Turn("user", "B?"))
     encoded = encode(Example("B?", "two", turns=turns), tokenizer, Wording("chat"))
     assert decoded(tokenizer, encoded) == ["Hello.<end>", "two<end>"]
+
+
+SOME = (
+    "{% for m in messages %}{% if m['role'] in ('user', 'assistant') %}[{{ m['role'] }}]{{ m['content'] }}"
+    "{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("said", ["18 °C", "It is 18 °C.", "assistant", "]"])
+@pytest.mark.parametrize("role", ["tool", "system"])
+def test_a_message_that_is_left_out_is_refused_though_its_words_come_again(tokenizer, role, said):
+    tokenizer.chat_template = SOME + ASK
+    turns = Turn("user", "How warm?"), Turn("assistant", "I look it up."), Turn(role, said)
+    example = Example("How warm?", "It is 18 °C.", turns=turns)
+    with pytest.raises(FedKSeedError, match=rf"leaves out message 3, .* of the role {role}"):
+        encode(example, tokenizer, Wording("chat"))
+    tokenizer.chat_template = TURNS + "{{ eos_token }}{% endfor %}" + ASK
+    assert decoded(tokenizer, encode(example, tokenizer, Wording("chat")))[-1] == "It is 18 °C.<end>"

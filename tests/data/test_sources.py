@@ -209,6 +209,31 @@ def test_a_file_that_is_not_read_is_refused_by_name_and_never_left_out(tmp_path,
         Reader().folder(str(tmp_path / "all"))
 
 
+@pytest.mark.parametrize(
+    "names",
+    [("train", "test"), ("train", "validation", "test"), ("my_train", "my-dev"), ("train-00000-of-00001", "Test")],
+)
+def test_parts_of_one_data_set_are_no_clients(tmp_path, names):
+    for name in names:
+        (tmp_path / f"{name}.jsonl").write_text(GOOD)
+    with pytest.raises(FedKSeedError, match="are parts of one data set by their names"):
+        Reader().folder(str(tmp_path))
+    (tmp_path / "trainees.jsonl").write_text(GOOD)
+    assert len(Reader().folder(str(tmp_path))) == len(names) + 1
+
+
+def test_rows_of_several_splits_in_one_file_are_refused(tmp_path):
+    path = tmp_path / "rows.csv"
+    rows = pd.DataFrame({"prompt": ["q", "r", "s"], "completion": ["a", "b", "c"], "Split": ["train", "test", "TRAIN"]})
+    rows.to_csv(path, index=False)
+    with pytest.raises(FedKSeedError, match=r"the column Split says train \(2\), test \(1\), and all rows"):
+        read(str(path))
+    assert len(read(str(path), {"category": "Split"})) == 3
+    for kept in (rows[rows.Split == "test"], rows.assign(Split="half")):
+        kept.to_csv(path, index=False)
+        assert len(read(str(path))) == len(kept)
+
+
 def test_folders_without_files_are_refused(tmp_path):
     with pytest.raises(FedKSeedError, match="no folder with data files"):
         Reader().folder(str(tmp_path / "none"))

@@ -288,6 +288,20 @@ def test_texts_are_packed_into_blocks_of_which_every_token_counts(tokenizer):
     assert {block.example.category for block in blocks} == {"", "b"}
 
 
+@pytest.mark.parametrize("space", ["", "\n", " \r\n\t"])
+def test_a_text_that_has_its_begin_and_its_end_gets_no_second_one(model_folder, space):
+    """The column `text` of those who let `apply_chat_template` write it."""
+    tokenizer = load_tokenizer(str(model_folder))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
+    end = tokenizer.eos_token
+    for text in (f"{end}snow{end}{space}", f"{end}{space}"):
+        (encoded,) = encode_all(texts((text, "")), tokenizer, Wording())
+        assert encoded.tokens == tuple(tokenizer(text, add_special_tokens=False).input_ids)
+    (begun,) = encode_all(texts((f"{end}snow", "")), tokenizer, Wording())
+    (ended,) = encode_all(texts((f"snow{end}", "")), tokenizer, Wording())
+    assert begun.tokens == ended.tokens == (0, *tokenizer("snow", add_special_tokens=False).input_ids, 0)
+
+
 @pytest.mark.parametrize("template", ["paper", "chat"])
 def test_a_text_begins_as_the_tokenizer_begins_texts_and_has_no_wording(model_folder, template):
     tokenizer = load_tokenizer(str(model_folder))

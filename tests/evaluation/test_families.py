@@ -42,6 +42,11 @@ FAMILIES: dict[str, tuple[dict[str, Any], bool]] = {
     # no positions to give, so that padding takes some
     **dict.fromkeys(("Bart", "Pegasus"), ({**DECODER, **IS_DECODER}, False)),
     "TrOCR": (DECODER, False),
+    # a window of local layers that counts padding
+    "GPTNeo": (
+        {**LAYERS, "num_heads": 2, "num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 4},
+        False,
+    ),
     # a state that padding changes
     "Rwkv": ({**LAYERS, "attention_hidden_size": 32, "intermediate_size": 48}, False),
     "Mamba": ({**LAYERS, "state_size": 8}, False),

@@ -21,7 +21,8 @@ def config_of(tmp_path):
         writer.add_head_count_kv(2)
         writer.add_vocab_size(100)
         for name, value in fields.items():
-            add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
+            kinds = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string, bool: writer.add_bool}
+            add = kinds[type(value)]
             add(f"{architecture}.{name.replace('__', '.')}", value)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -59,3 +60,15 @@ def test_scores_of_gemma_are_scaled_by_a_heads_width_and_by_the_models_in_the_la
     """As in llama.cpp, which looks at the number of layers."""
     for layers, width in ((26, 32), (largest, 64 // 4)):
         assert config_of(architecture, layers, attention__key_length=32).query_pre_attn_scalar == width
+
+
+def test_fields_that_change_what_is_computed_are_used_or_refused(config_of):
+    for field, usual in (("attention__causal", True), ("ssm__dt_b_c_rms", False)):
+        config_of("llama", **{field: usual})
+        with pytest.raises(FedKSeedError, match=f"its field llama.{field.replace('__', '.')} is {not usual}"):
+            config_of("llama", **{field: not usual})
+    assert config_of("llama", rope__scale_linear=4.0).rope_parameters["factor"] == 4.0
+    caps = {"attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0}
+    config = config_of("gemma2", **caps)
+    assert {name: getattr(config, name) for name in caps} == caps
+    assert config_of("gemma3", final_logit_softcapping=10.0).final_logit_softcapping == 10.0

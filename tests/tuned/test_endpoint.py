@@ -41,6 +41,11 @@ def run(finished) -> Path:
     return finished(max_tokens='max_tokens = 200\ntemplate = "alpaca"', lr="lr = 3e-2")
 
 
+@pytest.fixture(scope="module")
+def application(run):
+    return serve.application(serve.load(open_tuned(run)))
+
+
 @contextmanager
 def served(place: Path, ending: signal.Signals = signal.SIGINT):
     """The address of a server in a process of its own, and its key; it ends as with Ctrl-C."""
@@ -193,3 +198,53 @@ def test_missing_packages_are_refused(monkeypatch):
     monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "openai" else find_spec(name))
     with pytest.raises(FedKSeedError, match=r"pip install 'fedkseed\[serve\]' \(openai is missing"):
         serve.require_server()
+
+
+ASKED = {"model": "tuned", "max_tokens": 3, "temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "fault"),
+    [
+        ("chat/completions", {"n": 2}, "n = 2 is not done here"),
+        ("chat/completions", {"logprobs": True}, "logprobs = True is not done"),
+        ("chat/completions", {"logit_bias": {"5": 1}}, "logit_bias = "),
+        ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format = "),
+        ("chat/completions", {"tools": [{"type": "function"}]}, "tools = "),
+        ("chat/completions", {"max_tokens": 0}, "max_tokens is a number of tokens, at least 1, got 0"),
+        ("chat/completions", {"max_completion_tokens": -1}, "max_completion_tokens is a number"),
+        ("chat/completions", {"temperature": -1}, "temperature is a number, at least 0, got -1"),
+        ("chat/completions", {"stop": ""}, "stop is a text or a list of texts"),
+        ("chat/completions", {"model": None}, "model is the name of a model"),
+        ("chat/completions", {"messages": []}, "messages is a list of at least one"),
+        ("chat/completions", {"messages": [{"role": "owner", "content": "a"}]}, "a message has a role, one of system"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+            "a message's content is text, got",
+        ),
+        ("completions", {"echo": True}, "echo = True is not done here"),
+        ("completions", {"best_of": 2}, "best_of = 2"),
+        ("completions", {"prompt": ""}, "the prompt is empty"),
+    ],
+)
+def test_what_a_request_asks_for_is_done_or_refused_with_its_name(application, path, more, fault):
+    own = {"prompt": "a"} if path == "completions" else {"messages": [{"role": "user", "content": "a"}]}
+    answer = ask(application, path, ASKED | own | more)
+    assert answer.status_code == 400
+    assert fault in answer.json()["detail"]
+
+
+def test_settings_at_their_defaults_change_nothing_and_developers_are_the_system(application):
+    said = {"messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "a"}]}
+    usual = {
+        "n": 1,
+        "logprobs": False,
+        "presence_penalty": 0,
+        "response_format": {"type": "text"},
+        "tools": [],
+        "user": "b",
+    }
+    named = {"messages": [{"role": "developer", "content": "Be short."}, said["messages"][1]]}
+    texts = [ask(application, "chat/completions", ASKED | each).json()["usage"] for each in (said, said | usual, named)]
+    assert texts[0] == texts[1] == texts[2]

@@ -112,6 +112,14 @@ def test_transformers_reads_back_the_same_weights(name, tmp_path, tokenizer):
         assert torch.equal(again[part], value), part
 
 
+def test_a_file_named_after_mistral_is_no_other_kind_for_transformers(tmp_path, tokenizer):
+    model = model_of(MODELS["llama"])
+    model.config.name_or_path = "models/mistral"
+    path = written(tmp_path, model, tokenizer, "f32")
+    assert GGUFReader(path).fields["general.name"].contents() == "Mistral"
+    assert load_model(str(path)).config.model_type == "llama"
+
+
 def test_matrices_of_the_vocabulary_keep_8_bits_and_vectors_32(tmp_path, tokenizer):
     reader = GGUFReader(written(tmp_path, model_of(MODELS["llama"]), tokenizer, "q4_0"))
     kinds = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
@@ -154,6 +162,7 @@ def test_of_a_gguf_base_all_fields_and_what_was_not_tuned_stay_as_they_are(tmp_p
         (LlamaConfig(**SIZES, hidden_act="gelu"), r"activation silu .* this one has 'gelu'"),
         (LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "'dynamic'"),
         (Qwen3Config(**SIZES, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}), "'linear'"),
+        (Qwen3Config(**SIZES, attention_bias=True), "no biases of attention in a qwen3"),
     ],
 )
 def test_models_that_llama_cpp_would_compute_otherwise_are_refused(config, match, tmp_path, tokenizer):

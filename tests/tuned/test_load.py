@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from fedkseed import FedKSeedError
+from fedkseed.data.layouts import Example
 from fedkseed.data.wording import Wording
 from fedkseed.models.checkpoint import PATTERNED, adapter_config
+from fedkseed.models.load import load_model
 from fedkseed.models.peft_adapters import PATTERNS, attach, load_adapters
 from fedkseed.recipe.schema import PeftTable
 from fedkseed.run.store import Store
@@ -232,6 +234,21 @@ def test_what_peft_writes_is_read(tmp_path, kind):
     adapted.save_pretrained(tmp_path)
     about = adapter_config(tmp_path)
     assert load_adapters(tiny_llama(), str(tmp_path)).peft_config["default"].peft_type == about["peft_type"]
+
+
+@pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer_config.json"])
+def test_the_chat_template_beside_adapters_of_others_words_what_they_are_asked(with_turns, tmp_path, file):
+    base = load_model(str(with_turns))
+    attach(base, "lora", PeftTable(targets=["q_proj", "v_proj"]), 1).save_pretrained(tmp_path)
+    template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}!{% endfor %}"
+    template += "{% if add_generation_prompt %}assistant: {% endif %}"
+    is_table = file.endswith(".json")
+    (tmp_path / file).write_text(json.dumps({"chat_template": template}) if is_table else template)
+    tuned = open_tuned(tmp_path, str(with_turns))
+    tokenizer = tuned.tokenizer()
+    assert tuned.words(tokenizer).text(Example("Hello", ""), tokenizer) == "user: Hello!assistant: "
+    (tmp_path / file).unlink()
+    assert open_tuned(tmp_path, str(with_turns)).tokenizer().chat_template != template
 
 
 def test_a_gguf_file_of_an_installed_package_is_a_model(tmp_path, monkeypatch):

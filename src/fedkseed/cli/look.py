@@ -380,6 +380,7 @@ def generate(
     adapter: AdapterFile,
     prompt: Annotated[str, Argument(help="The instruction to answer.")],
     context: Annotated[str, Option(help="Further text that the instruction is about.")] = "",
+    system: Annotated[str, Option(help="What the system says before it, as in rows with a column `system`.")] = "",
     max_new_tokens: Annotated[int, Option(help="Largest length of an answer, in tokens.", min=1)] = 64,
     ensemble: Ensemble = 1,
     model: BaseModel = None,
@@ -390,17 +391,21 @@ def generate(
     """
     from rich.text import Text
 
-    from ..data.layouts import Example, text
+    from ..data.layouts import SYSTEM, USER, Example, Turn, text
     from ..tuned.load import open_ready
 
-    for said in (prompt, context):
+    for said in (prompt, context, system):
         text(said, "the command line", "a prompt")
     opened = open_ready(adapter, model, note, ensemble)
     from ..evaluation.evaluate import respond
 
     tokenizer = opened.tokenizer()
     words = opened.words(tokenizer)
-    tokens, ends = words.prompt(Example(prompt, "", context), tokenizer), words.ends(tokenizer)
+    example = Example(prompt, "", context)
+    if system:  # as `RowLayout.example` makes of a row
+        asked = f"{prompt}\n\n{context}" if context else prompt
+        example = Example(asked, "", turns=(Turn(SYSTEM, system), Turn(USER, asked)))
+    tokens, ends = words.prompt(example, tokenizer), words.ends(tokenizer)
     for title, load in (("base", opened.load_base), ("tuned", opened.load)):
         answer = respond(load(), tokenizer, [tokens], max_new_tokens, ends)[0].strip()
         console.print(Text(f"--- {title} ---", style="bold"))

@@ -102,13 +102,21 @@ class ChatTemplate:
         return whole, answers
 
     def _require_all(self, whole: str, messages: Messages) -> None:
-        """Refuse messages of which one changes nothing in what the template writes: some have no part for a role."""
-        at = 0
+        """Refuse messages of which one changes nothing in what the template writes: some have no part for a role.
+
+        The words of one that is left out may well stand in a later message, as a tool's result in the answer: all have
+        to stand in their order, and what the template could have written by itself is tried, too.
+        """
+        at, ordered = 0, True
+        for message in messages:
+            begin = whole.find(words := message["content"].strip(), at)
+            ordered &= begin >= 0
+            at = max(at, begin + len(words))
         for k, message in enumerate(messages):
             words = message["content"].strip()
-            begin = whole.find(words, at)
-            at = max(at, begin + len(words))
-            if begin >= 0 or message["role"] == ASSISTANT:  # the place of an answer is looked for
+            if message["role"] == ASSISTANT or not words:  # the place of an answer is looked for
+                continue
+            if ordered and words not in self.text:
                 continue
             with_others = [*messages[:k], {**message, "content": f"{words} {ANSWER}"}, *messages[k + 1 :]]
             if self.render(with_others) == whole:

@@ -28,7 +28,7 @@ ROLES = {  # the formats' names in small letters -> those of chat templates
     **dict.fromkeys(("function", "observation"), TOOL),
 }
 # Keys of messages that say whether the loss counts them, and columns that say it of a whole row.
-FLAGS = ("weight", "train", "training", "trainable", "loss")
+FLAGS = ("weight", "train", "training", "trainable", "is_trainable", "loss", "loss_scale", "loss_weight")
 # Truth values as spreadsheets in five languages write them, and further words for yes and no.
 TRUTHS = {
     **dict.fromkeys(("true", "wahr", "vrai", "verdadero", "vero"), True),
@@ -52,12 +52,22 @@ UNREAD_KEYS = (
     MEDIA
     | dict.fromkeys(("tool_calls", "function_call"), CALLS)
     | dict.fromkeys(("reasoning_content", "reasoning", "thinking"), THOUGHTS)
-    | dict.fromkeys(("mask", "train_detail", "training_detail", "supervise"), COUNTED)
+    | dict.fromkeys(("mask", "masked", "compute_loss", "train_detail", "training_detail", "supervise"), COUNTED)
 )
+DEFINITIONS = "definitions of tools are not read; write them into a message of the system, or remove the column"
+OPTIONS = "options of the chat template are not read; write what they say into a message, or remove the column"
 UNREAD_COLUMNS = MEDIA | {
     "loss_mask": "a mask goes with messages, and has a 0 or 1 for each; remove the column",
     "mask": COUNTED,
-    "tools": "definitions of tools are not read; write them into a message of the system, or remove the column",
+    "tools": DEFINITIONS,
+    "functions": DEFINITIONS,
+    "chat_template_kwargs": OPTIONS,
+}
+# Names of parts of a data set, in names of files and in a column `split` -> what they are for.
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation"),
 }
 UNWANTED = "answers marked as not wanted, for preference tuning, can't be learned; remove the row, or rename the column"
 AFTER, SKIPPED = "messages after the last answer", "rows that a flag leaves out"  # counts that are no key's
@@ -111,6 +121,7 @@ class RowLayout:
     columns: Mapping[str, str]  # field -> the name of its column
     talks: bool = False  # whether rows are messages, which the model's chat template words, if it has one
     packed: bool = False  # whether the messages of prompts and completions are texts that say a list
+    has_own_context: bool = False  # whether the recipe names the context; else each row's usual name is looked for
 
     @property
     def needed_columns(self) -> tuple[str, ...]:
@@ -120,6 +131,14 @@ class RowLayout:
         """The needed columns that a row has not."""
         written = _as_written(self.columns, row)
         return [column for field, column in written.items() if field in REQUIRED and column not in row]
+
+    def written(self, row: Mapping[str, Any]) -> dict[str, str]:
+        """The columns as a row writes them: a context, which rows may lack, has any one usual name."""
+        columns = _as_written(self.columns, row)
+        if self.has_own_context or columns.get("context", "") in ("", *row):
+            return columns
+        free = [column for column in row if column not in columns.values() and simplified(column) in CONTEXTS]
+        return columns | {"context": free[0]} if len(free) == 1 else columns
 
     def refusal(self, row: Mapping[str, Any], where: str) -> str:
         """The refusal of a row with needed columns missing, without what to do."""
@@ -134,7 +153,7 @@ class RowLayout:
         Raises:
             FedKSeedError: a column is missing, or a value is not what the layout has there.
         """
-        counts, columns = Counter[str]() if counts is None else counts, _as_written(self.columns, row)
+        counts, columns = Counter[str]() if counts is None else counts, self.written(row)
 
         def text_of(field: str) -> str:
             """The text of a field; none where the row has no such column, null or NaN."""
@@ -147,6 +166,8 @@ class RowLayout:
 
         if self.missing(row):
             refusal = self.refusal(row, where)
+            if {"chosen", "rejected"} <= set(map(normalised, row)):
+                refusal += "; preferences between answers are not read: give `chosen` the name of the response"
             raise FedKSeedError(
                 f"{refusal}. Columns are {EXPECTED}, or usual names as question and answer; CSV names them in its "
                 "first line. Else [data] columns gives their names, as columns = {instruction = 'Subject', response = "
@@ -158,20 +179,25 @@ class RowLayout:
             )
         used = set(columns.values())
         extras = {normalised(name): name for name in row if name not in used and not _empty(row[name])}
-        if "tools" in extras and row[extras["tools"]] == "[]":
-            del extras["tools"]
+        extras = {name: column for name, column in extras.items() if not _says_nothing(name, row[column])}
         category = tidy(text_of("category"))
         if "text" in self.columns:
             self._count(row, extras, where, counts)
             return Example("", "" if counts[SKIPPED] else text_of("text"), category=category, plain=True)
         of_system = extras.pop("system", None) or extras.pop("system_prompt", None)
-        system = text(row[of_system], where, of_system) if of_system else ""
+        system = _content(row[of_system], where, of_system, counts) if of_system else ""
         if self.talks:
             mask = unpacked(row[extras.pop("loss_mask")]) if "loss_mask" in extras and "messages" in columns else None
             if "mask" in extras and ROLES.get(str(row[extras["mask"]]).casefold()) == USER:
                 del extras["mask"]  # NeMo's name of those whose messages are not learned
             self._count(row, extras, where, counts)
             turns = self._turns(row, columns, where, mask, counts)
+            beside = [column for name, column in extras.items() if simplified(name) in COMMON["response"] | {"chosen"}]
+            if beside and turns and turns[-1].role != ASSISTANT:
+                raise FedKSeedError(
+                    f"{where}: the messages end with a request, and the column {beside[0]} seems to hold its answer, "
+                    "which is not learned from there; append it as a message of the assistant, or remove the column"
+                )
             example = _conversation(turns, where, category, system, counts)
             return Example("", "", category=category) if counts[SKIPPED] else example
         if not self.talks and self._begins_to_talk(row):
@@ -225,13 +251,13 @@ class RowLayout:
         for name, column in extras.items():
             cell = row[column]
             unread = name in UNREAD_COLUMNS and self.name != "text"
-            if name == "tools":
-                unread = self.talks or self.name == "alpaca"
+            if UNREAD_COLUMNS.get(name) == DEFINITIONS and not self.talks and self.name != "alpaca":
+                unread = unread and _defines(cell)
             if name in FLAGS and (flag := _row_flag(name, cell, where)) is not None:
                 counts[SKIPPED] |= not flag
             elif unread:
                 raise FedKSeedError(f"{where}: {UNREAD_COLUMNS[name]} (column {column})")
-            elif name in ("kto_tag", "label") and said(cell, TRUTHS) is False and (
+            elif name in ("kto_tag", "label") and _says_no(cell) and (
                 name == "kto_tag" or self.talks or self.name == "prompt-completion"
             ):  # fmt: skip
                 raise FedKSeedError(f"{where}: {UNWANTED} (column {column})")
@@ -250,6 +276,25 @@ def _missing(value: Any) -> bool:
 
 def _empty(value: Any) -> bool:
     return _missing(value) or (isinstance(value, str | list | dict | tuple) and not value)
+
+
+def _says_nothing(name: str, cell: Any) -> bool:
+    """Tell if a column that is not read is empty, as a list of no tools or options of which none is set."""
+    cells = unpacked(cell) if name in UNREAD_COLUMNS else cell
+    are_options = UNREAD_COLUMNS.get(name) == OPTIONS and isinstance(cells, dict)
+    return all(map(_empty, cells.values())) if are_options else _empty(cells)
+
+
+def _defines(cell: Any) -> bool:
+    """Tell if a cell holds definitions of tools, a list of objects; others have a list of hammers."""
+    cells = unpacked(cell)
+    return isinstance(cells, list) and any(isinstance(each, dict) for each in cells)
+
+
+def _says_no(cell: Any) -> bool:
+    """Tell if a cell is false, in words or as 0."""
+    cell = said(cell, TRUTHS | {"0": False, "0.0": False})
+    return _flag(cell) is False
 
 
 def _are_messages(value: Any) -> bool:
@@ -284,7 +329,10 @@ def as_text(value: Any) -> Any:
 def text(value: Any, where: str, name: str) -> str:
     """Return a value if it is text that can be written as UTF-8; refuse it otherwise."""
     if not isinstance(value, str):
-        raise FedKSeedError(f"{where}: {name} must be text, got {type(value).__name__}")
+        remedy = "write it as text"
+        if isinstance(value, dict) and value and all(str(key).isdecimal() for key in value):
+            remedy = "a table is written row by row, in pandas by to_json(orient='records')"
+        raise FedKSeedError(f"{where}: {name} must be text, got {type(value).__name__}; {remedy}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -344,7 +392,8 @@ def _turn(message: Any, where: str, mask: Any, counts: Counter[str]) -> Turn:
     if name not in cells and not {"content", "value"} & set(map(normalised, message)):
         raise FedKSeedError(f"{where}: no content and no value; keys found: {', '.join(message)}")
     content = cells.pop(name, "")
-    flags = {key: cells.pop(key) for key in FLAGS if key in cells} | ({} if mask is None else {"loss_mask": mask})
+    flags = {key: cells.pop(key) for key in (*FLAGS, "loss_mask") if key in cells}
+    flags |= {} if mask is None else {"loss_mask of the row": mask}
     counts.update(f"{key} of messages" for key in cells)
     words = _content(as_text(content) if role == ASSISTANT else content, where, name, counts)
     return Turn(role, words, _is_counted(flags, role, where))
@@ -356,9 +405,10 @@ def _content(content: Any, where: str, name: str, counts: Counter[str]) -> str:
         return text(content, where, name)
     texts = []
     for part in [content] if isinstance(content, dict) else content:
-        if not isinstance(part, dict) or part.get("type") not in ("text", "input_text", "output_text"):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise FedKSeedError(f"{where}: {name} has parts that are no text, as {kind!r:.60}; remove the row")
+        kind = part.get("type", "text" if "text" in part else None) if isinstance(part, dict) else type(part).__name__
+        if not isinstance(part, dict) or kind not in ("text", "input_text", "output_text"):
+            kind = f"an object of {listed(part)}" if isinstance(part, dict) and kind is None else repr(kind)
+            raise FedKSeedError(f"{where}: {name} has parts that are no text, as {kind:.80}; remove the row")
         texts.append(text(part.get("text"), where, name))
         counts.update(
             f"{key} of messages" for key, cell in part.items() if key not in ("type", "text") and not _empty(cell)
@@ -416,6 +466,7 @@ def _conversation(turns: list[Turn], where: str, category: str, system: str, cou
     if len(turns) > MAX_TURNS:
         raise FedKSeedError(f"{where}: a conversation has at most {MAX_TURNS} messages, got {len(turns)}")
     if system and (not turns or turns[0][:2] != (SYSTEM, system)):
+        turns = [turn for turn in turns if turn.role != SYSTEM or turn.text.strip()]
         if any(turn.role == SYSTEM for turn in turns):
             raise FedKSeedError(f"{where}: a column system and a message of the system say different things; keep one")
         turns.insert(0, Turn(SYSTEM, system))
@@ -471,7 +522,7 @@ COMMON_NAMES = {
     "category": "category kategorie categorie categoria",
 }
 COMMON = {field: frozenset(names.split()) for field, names in COMMON_NAMES.items()}
-LABEL_NAMES = {"label", "labels", "target", "summary", "sentiment"}  # of what classifiers and summaries learn
+LABEL_NAMES = {"label", "labels", "target", "summary", "sentiment", "intent"}  # of what classifiers and summaries learn
 CONTEXTS = COMMON["context"] | {"input", "passage"}  # names of a context's column beside those of the needed fields
 KNOWN_NAMES = {name for layout in LAYOUTS.values() for name in layout.columns.values()}.union(*COMMON.values())
 MOST_LABELS = 32  # different responses of a kind of task: more are hardly labels, and a choice reads all of them
@@ -481,7 +532,8 @@ PLACEHOLDERS = {
     "nd", "neant", "aucun", "aucune", "ninguno", "ninguna", "nessuno", "nessuna",
 }  # fmt: skip
 NO_CONTEXT = {"na", "nan", "nil", "null", "none", "noinput"}  # of a context, which words of a language may well be
-MARKS_ALONE = re.compile(r"[-–—_.…/?*\s]+|#\S+[!?]")  # a dash or dots; an error of a cell, as #REF!
+# A dash or dots; an error of a cell, as #REF!; what databases and pandas write for a null, and sites for what is gone.
+MARKS_ALONE = re.compile(r"[-–—_.…/?*\s]+|#\S+[!?]|\\N|NaT|[\[(<](?i:blank|empty|removed|deleted|undefined)[\])>]")
 EXPECTED = ", or ".join(f"{' and '.join(layout.needed_columns)} ({name})" for name, layout in LAYOUTS.items())
 
 
@@ -585,7 +637,8 @@ def fit(row: Mapping[str, Any], columns: Columns, layout: str | None, where: str
             f"{where}: the columns {listed(row)} fit the layouts {' and '.join(names)}; say which, as [data] layout "
             f"= {names[0]!r}"
         )
-    return _of_messages(_with_context(fitting[0], row, there), row)
+    is_named = "context" in there or ("context" in named and bool(there & set(REQUIRED)))
+    return _of_messages(replace(fitting[0], has_own_context=is_named), row)
 
 
 def answer_beside(layout: RowLayout, row: Mapping[str, Any]) -> str:
@@ -602,15 +655,6 @@ def _of_messages(layout: RowLayout, row: Mapping[str, Any]) -> RowLayout:
     columns = _as_written(layout.columns, row)
     packed = any(isinstance(cell := row.get(column), str) and _are_messages(cell) for column in columns.values())
     return replace(layout, talks=True, title=f"conversations, of {layout.title}", packed=packed)
-
-
-def _with_context(layout: RowLayout, row: Mapping[str, Any], there: set[str]) -> RowLayout:
-    """A layout whose context, where a file has no column of its name, is another that is known to hold one."""
-    columns = _as_written(layout.columns, row)
-    if "context" not in columns or columns["context"] in row or "context" in there:
-        return layout
-    free = [column for column in row if column not in columns.values() and simplified(column) in CONTEXTS]
-    return _renamed(layout, {"context": free[0]}) if len(free) == 1 else layout
 
 
 def _common(row: Mapping[str, Any], named: Mapping[str, str], where: str) -> list[RowLayout]:

@@ -31,6 +31,7 @@ OPENINGS = {
     "official-ni": (WITH_INPUT, WITH_INPUT),
 }
 TEMPLATES: tuple[str, ...] = get_args(DataTable.model_fields["template"].annotation)
+SPACE = " \t\r\n"  # that a chat template may write behind the end of text
 
 
 def prompt_of(template: str, example: Example, later: bool = False) -> str:
@@ -186,7 +187,8 @@ class Wording:
         """The prompt of one example without earlier answers, as text."""
         if self.template == "chat":
             return ChatTemplate.of(tokenizer, self.date).render(_messages(_turns(example)), asks=True)
-        return self.exchanges(example, tokenizer)[0].prompt
+        asked = replace(example, response=example.response or "?")  # an exchange has an answer
+        return self.exchanges(asked, tokenizer)[0].prompt
 
     def prompt(self, example: Example, tokenizer: Any) -> list[int]:
         """The prompt of one example as tokens."""
@@ -268,11 +270,14 @@ def encode_each(examples: Sequence[Example], tokenizer: Any, wording: Wording) -
         pieces = [next(every) for _ in texts]
         if _is_one_text(exchanges):
             pieces = _as_one_text(pieces, _texts(exchanges, tokenizer), tokens)
-        text, spans = list(begin) if exchanges[-1].around is None else [], list[tuple[int, int]]()
+        # A text may have been written by a chat template, with the begin and the end of text.
+        begins = example.plain and pieces[-1][: len(begin)] == begin
+        ends = example.plain and example.response.rstrip(SPACE).endswith(tokenizer.eos_token)
+        text, spans = list(begin) if exchanges[-1].around is None and not begins else [], list[tuple[int, int]]()
         for prompt, answer in zip(pieces[::2], pieces[1::2], strict=True):
             spans.append((len(text) + len(prompt), len(text) + len(prompt) + len(answer)))
             text += prompt + answer
-        if exchanges[-1].ended:
+        if exchanges[-1].ended and not ends:
             text.append(tokenizer.eos_token_id)
         if text and max(text) >= rows:
             token = tokenizer.convert_ids_to_tokens(max(text))

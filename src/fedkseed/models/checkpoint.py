@@ -46,6 +46,11 @@ def adapter_config(folder: Path) -> dict[str, Any]:
     """
     require_fetched(*folder.glob("*.safetensors"))
     about = read_table(path := folder / ADAPTERS, by_hand=True)
+    if (folder / "adapter_model.bin").is_file() and not (folder / "adapter_model.safetensors").is_file():
+        raise FedKSeedError(
+            f"{folder} has its weights in a pickle, which can run code when read; write them anew, by peft's "
+            "save_pretrained(FOLDER), which makes safetensors"
+        )
     for key, entry in about.items():
         if key in PATTERNED:
             patterns = [*entry] if isinstance(entry, list | dict) else [entry]
@@ -80,11 +85,11 @@ def require_no_adapters(folder: Path) -> None:
         )
 
 
-def require_readable(folder: Path) -> None:
-    """Refuse a folder whose safetensors files are not one whole model in plain numbers; weights are not read.
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that are loaded as a folder's model, of which one may be missing; others are not read.
 
     Raises:
-        FedKSeedError: a file is damaged or missing, a tensor is there twice, or packed in a type for few bits.
+        FedKSeedError: they are two models.
     """
     files = [folder / SINGLE]
     if (index := folder / INDEX).is_file():
@@ -94,6 +99,17 @@ def require_readable(folder: Path) -> None:
         if files[0].is_file() and shards != {SINGLE}:
             raise FedKSeedError(f"{folder} has two models, {SINGLE} and that of {INDEX}; remove one of them")
         files = [folder / name for name in sorted(shards)]
+    return files
+
+
+def require_readable(folder: Path) -> None:
+    """Refuse a folder whose safetensors files are not one whole model in plain numbers; weights are not read.
+
+    Raises:
+        FedKSeedError: a file is damaged or missing, a tensor is there twice, or packed in a type for few bits.
+    """
+    files = weight_files(folder)
+    if files != [folder / SINGLE]:
         if absent := [file.name for file in files if not file.is_file()]:
             raise FedKSeedError(f"{folder} lacks {absent[0]}, which its {INDEX} names; get the whole model")
     elif not files[0].is_file():  # without weights at all it is refused where they are loaded
@@ -146,7 +162,13 @@ def require_used(loaded: Any, config: Any, report: Mapping[str, Any], model: str
         config: that of the folder, which may be of more than text.
         report: transformers' of the loading, which leaves out what the model's class says that it ignores.
     """
-    if absent := [*report["missing_keys"], *report["mismatched_keys"]]:
+    if unlike := sorted(report["mismatched_keys"]):
+        name, stored, described = unlike[0]
+        raise FedKSeedError(
+            f"the model {model} has {name} of the shape {tuple(stored)}, its description says {tuple(described)}; mend "
+            "its config.json (vocab_size, where its embeddings were resized), or get the whole model"
+        )
+    if absent := [*report["missing_keys"]]:
         kind, kinds = type(loaded).__name__, getattr(config, "architectures", None) or []
         kinds = [] if getattr(config, "sub_configs", None) else kinds  # text is a part of these
         raise FedKSeedError(

@@ -14,14 +14,16 @@ import gguf
 import torch
 import transformers
 from safetensors import safe_open
+from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+from transformers.utils.hub import cached_file
 
 from ..errors import FedKSeedError, first_line, require_choice
 from ..files import read_table
 from . import gguf_tokenizer, sentencepiece
-from .checkpoint import require_decoder, require_dense, require_used, settle_ties
+from .checkpoint import require_decoder, require_dense, require_used, settle_ties, weight_files
 from .gguf_config import gguf_config
 from .gguf_header import read_once, require_sane
 from .place import ModelSource, find, require_there
@@ -37,6 +39,11 @@ STORAGES = ("dense", "as stored", *QUANTISABLE)
 MOST_MOVED = 0.005
 SAMPLED = ("temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")  # an answer
 PROBE = " ".join(str(number**5) for number in range(2, 60)) + " Internationalisation of uncharacteristic words"
+# White space, signs, forms of letters and scripts, for which tokenizers have rules of their own.
+RULED = (
+    " two  spaces,\r\n\n\ta 12345 × 0.5; It's ﬁne, we'LL don't x_1 Ａ１ naïve “so” 这是。 これは 시험 هذا 👩\u200d🔬"
+)
+IF_THERE = {"_raise_exceptions_for_missing_entries": False}  # of a file that a model's folder may lack: None
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -87,6 +94,7 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
             config=config,
             dtype=DTYPES[dtype],
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused by `require_used`, with their shapes
             trust_remote_code=False,
             use_safetensors=True,
             **options,
@@ -163,16 +171,18 @@ def load_tokenizer(model: str) -> Any:
         tokenizer: Any = gguf_tokenizer.load(gguf_path) if gguf_path else sentencepiece.load(Path(source.name))
         if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(source.name, trust_remote_code=False, **source.options)
+            _cut_as_its_file(tokenizer, cached_file(source.name, "tokenizer.json", **IF_THERE, **source.options))
+        words: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+        if getattr(words, "dropout", None) is not None:
+            words.dropout = None
+        cuts = {*map(tuple, tokenizer([PROBE] * 4, add_special_tokens=False, verbose=False).input_ids)}
     config = _config(source, model)
     if tokenizer.eos_token_id is None:
         raise FedKSeedError(f"the tokenizer of {model} has no end-of-text token; responses could not end")
     rows = getattr(config.get_text_config(), "vocab_size", None)
     if tokenizer.pad_token_id is None or (rows is not None and tokenizer.pad_token_id >= rows):
         tokenizer.pad_token = tokenizer.eos_token
-    words: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    if getattr(words, "dropout", None) is not None:
-        words.dropout = None
-    if len({*map(tuple, tokenizer([PROBE] * 4, add_special_tokens=False, verbose=False).input_ids)}) > 1:
+    if len(cuts) > 1:
         raise FedKSeedError(
             f"the tokenizer of {model} cuts the same text into other tokens each time; training and answers need the "
             "same ones: set enable_sampling to false in its tokenizer_config.json"
@@ -184,6 +194,31 @@ def load_tokenizer(model: str) -> Any:
     # Texts of more tokens are cut or left out by a recipe's rule; transformers would warn of the first one.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
+
+
+def _cut_as_its_file(tokenizer: Any, file: str | None) -> None:
+    """Let a tokenizer cut texts by the rules in its own `tokenizer.json`, as other programs do.
+
+    transformers 5 takes rules of the class that tokenizer_config.json names: GPT-2's, which keep numbers whole, for
+    SmolLM2, whose file cuts them into digits (transformers #45920).
+
+    Args:
+        file: None: the tokenizer has no such file.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if file is None or backend is None:
+        return
+    by_file, begins = Tokenizer.from_file(file), tokenizer.init_kwargs.get("add_prefix_space")
+    if isinstance(begins, bool) and hasattr(by_file.pre_tokenizer, "add_prefix_space"):
+        by_file.pre_tokenizer.add_prefix_space = begins  # which tokenizer_config.json says, too
+    marks = filter(None, (tokenizer.bos_token, tokenizer.eos_token))
+    texts = [RULED, PROBE, *(f"a{mark} b" for mark in marks)]
+    ours, theirs = (each.encode_batch(texts, add_special_tokens=False) for each in (backend, by_file))
+    if [text.ids for text in ours] != [text.ids for text in theirs]:
+        for part in ("normalizer", "pre_tokenizer", "decoder", "model"):
+            setattr(backend, part, getattr(by_file, part))
+        if not {"add_bos_token", "add_eos_token"} & tokenizer.init_kwargs.keys():
+            backend.post_processor = by_file.post_processor
 
 
 def _config(source: ModelSource, model: str) -> Any:
@@ -205,7 +240,8 @@ def _require_fits(config: Any, source: ModelSource) -> None:
 
     Models on the hub are not looked at: their files are not here yet.
     """
-    files = sorted(Path(source.name).glob("*.safetensors")) if source.gguf_path is None else [source.gguf_path]
+    files = [source.gguf_path] if source.gguf_path is not None else weight_files(Path(source.name))
+    files = [file for file in files if file.is_file()]
     shapes = list[Sequence[int]]()
     for file in files:
         if source.gguf_path is not None:
@@ -262,7 +298,10 @@ def positions(config: Any) -> int | None:
     count, rope = getattr(text, "max_position_embeddings", None), getattr(text, "rope_parameters", None) or {}
     if text.model_type == "rwkv" or getattr(text, "alibi", False) or (count is not None and count < 1):
         return None
-    if count is not None and rope.get("rope_type") in ("yarn", "dynamic"):  # `count` may be that without scaling
+    if count is not None and rope.get("rope_type") in ("dynamic", "longrope"):
+        # Beyond the original length these scale by the longest text of a batch: a loss depended on the rows beside.
+        return min(count, rope.get("original_max_position_embeddings") or count)
+    if count is not None and rope.get("rope_type") == "yarn":  # `count` may be that without scaling
         return max(count, int(rope.get("factor", 1) * rope.get("original_max_position_embeddings", count)))
     return count
 

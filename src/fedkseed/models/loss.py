@@ -296,8 +296,12 @@ def _updated(layer: Any, rows: Tensor, *states: Any, **more: Any) -> Any:
 
 
 def ignores_padding(model: nn.Module) -> bool:
-    """Whether padding before a text changes nothing: a model takes positions, and has no recurrent state."""
-    return _takes_positions(model) and _empty_cache(model) is not None
+    """Whether padding before a text changes nothing: a model takes positions, and has no recurrent state.
+
+    GPT-Neo's local layers count the padding in their window.
+    """
+    has_windows = "local" in getattr(getattr(model, "config", None), "attention_layers", ())
+    return _takes_positions(model) and _empty_cache(model) is not None and not has_windows
 
 
 def _takes_positions(model: nn.Module) -> bool:

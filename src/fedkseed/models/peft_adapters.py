@@ -1,9 +1,11 @@
 """Adapters of the `peft` library, for tuning them instead of all weights. Only this file imports the library."""
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch  # sets an attribute, and puts it back whatever is raised
 
 import torch
 from torch import nn
@@ -14,6 +16,8 @@ from ..recipe.schema import PeftTable
 from .checkpoint import adapter_config
 from .tail import last_of
 
+# Parameters in two places, of which a file has one: a Uni-LoRA's vector; the numbers of a prompt, by another name.
+TWICE = re.compile(r"prompt_encoder|^prompt_embeddings$|\.unilora_theta_d\.")
 PATTERNS = {
     "lora": ("*lora_*",), "uni-lora": ("*unilora_theta_d*",), "p-tuning": ("*prompt_encoder*",),
     "prompt": ("*prompt_encoder*",),
@@ -60,12 +64,28 @@ def load_adapters(model: nn.Module, folder: str) -> nn.Module:
     """Put the adapters of a folder on a model, beside its weights.
 
     Raises:
-        FedKSeedError: peft is not installed, or the adapters are of a kind that is not read.
+        FedKSeedError: peft is not installed, the adapters are of a kind that is not read, or their file has other
+            tensors than the model has places for: peft leaves those out, and draws those that are missing.
     """
     adapter_config(Path(folder))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft's, of transformers
-        return _peft().PeftModel.from_pretrained(model, folder).requires_grad_(False).eval()
+    peft, results = _peft(), list[Any]()
+    load = peft.PeftModel.load_adapter
+
+    def kept(*args: Any, **options: Any) -> Any:
+        results.append(load(*args, **options))
+        return results[-1]
+
+    with warnings.catch_warnings(), patch.object(peft.PeftModel, "load_adapter", kept):
+        warnings.simplefilter("ignore")  # peft's: of transformers, and of keys that are refused here
+        adapted = peft.PeftModel.from_pretrained(model, folder).requires_grad_(False).eval()
+    for key_list, fault in (("unexpected_keys", "for which it has no place"), ("missing_keys", "which the file lacks")):
+        if keys := [key for each in results for key in getattr(each, key_list) if not TWICE.search(key)]:
+            base = getattr(getattr(model, "config", None), "name_or_path", "")
+            raise FedKSeedError(
+                f"the adapters in {folder} are not of the base model {base}: of {len(keys):,} tensors {fault} the "
+                f"first is {keys[0][:100]}; name the model that they were tuned on, or get the folder again"
+            )
+    return adapted
 
 
 def _peft() -> Any:

@@ -1,8 +1,9 @@
 """An OpenAI-compatible endpoint for a tuned model beside its base model, by the server of `transformers`."""
 
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from functools import partial
 from importlib.util import find_spec
@@ -14,6 +15,10 @@ from .load import TunedModel
 
 Models: TypeAlias = Mapping[str, tuple[Any, Any]]  # name -> a model and its tokenizer
 LONGEST = 600.0  # seconds of an answer
+ONE = ("n", "best_of")  # numbers of answers
+# Settings of requests that do not change an answer.
+HARMLESS = frozenset(("user", "metadata", "store", "service_tier", "stream_options", "parallel_tool_calls"))
+ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
 _gone: ContextVar[threading.Event | None] = ContextVar("_gone", default=None)  # set once the asking client is gone
 
 
@@ -72,6 +77,38 @@ def _bounded(model: Any, generate: Callable[..., Any], **request: Any) -> Any:
     return generate(**request, stopping_criteria=[ends])
 
 
+def _fault(body: Mapping[str, Any], unused: Collection[str]) -> str:
+    """The reason why a request can't be answered as it asks; empty for most.
+
+    Args:
+        unused: names of settings that the server knows and does not use.
+    """
+    for name in sorted({*unused, "logit_bias", "tools"} - HARMLESS):
+        if body.get(name) not in (None, False, 0, "", [], {}, "auto", "none", {"type": "text"}, *[1] * (name in ONE)):
+            return f"{name} = {str(body[name])[:60]} is not done here; leave it out"
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        if (tokens := body.get(name)) is not None and not (isinstance(tokens, int) and tokens > 0):
+            return f"{name} is a number of tokens, at least 1, got {str(tokens)[:60]}"
+    if not isinstance(heat := body.get("temperature") or 0, int | float) or not 0 <= heat < math.inf:
+        return f"temperature is a number, at least 0, got {str(heat)[:60]}"
+    stops = [stop] if isinstance(stop := body.get("stop", []), str) else stop or []
+    if not isinstance(stops, list) or not all(text and isinstance(text, str) for text in stops):
+        return "stop is a text or a list of texts, none of them empty"
+    if not isinstance(body.get("model"), str):
+        return "model is the name of a model"
+    if "prompt" in body and not body["prompt"]:
+        return "the prompt is empty"
+    if "messages" in body and not (isinstance(messages := body["messages"], list) and messages):
+        return "messages is a list of at least one"
+    for message in body.get("messages") or ():
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            return f"a message has a role, one of {', '.join(ROLES)}, and a content"
+        parts = content if isinstance(content := message.get("content"), list) else []
+        if others := [part for part in parts if not isinstance(part, dict) or part.get("type") != "text"]:
+            return f"a message's content is text, got {str(others[0])[:60]}"
+    return ""
+
+
 def application(models: Models) -> Any:
     """The server's ASGI application, for models that are loaded already and no others."""
     from fastapi import HTTPException
@@ -96,8 +133,19 @@ def application(models: Models) -> Any:
         def list_models(self, cache_dir: str | None = None) -> list[dict]:
             return [{"id": name, "object": "model", "created": 0, "owned_by": "fedkseed"} for name in models]
 
-    class Sampling:
-        """A request that names a temperature over 0 is sampled; the server would leave that to the model's files."""
+    class Asked:
+        """A request that asks for what is not done is refused, and one that names a temperature over 0 is sampled.
+
+        The server would leave out the first in silence, and leave the second to the model's files.
+        """
+
+        def _validate_request(self, body: dict) -> None:
+            above: Any = super()
+            above._validate_request(body)
+            if fault := _fault(body, above._unused_fields):
+                raise HTTPException(400, fault)
+            for message in body.get("messages") or ():
+                message["role"] = ROLES[message["role"]]
 
         def _build_generation_config(self, body: dict, *args: Any, **options: Any) -> Any:
             above: Any = super()
@@ -110,7 +158,7 @@ def application(models: Models) -> Any:
     manager, state = Loaded(device="cpu"), GenerationState()
     writing = (ChatCompletionHandler, CompletionHandler, ResponseHandler)
     kinds: Any = (
-        *(type(kind.__name__, (Sampling, kind), {}) for kind in writing),
+        *(type(kind.__name__, (Asked, kind), {}) for kind in writing),
         TranscriptionHandler,
         SystemOneHandler,
     )

@@ -65,6 +65,8 @@ class Names:
                 f"llama.cpp has the activation silu in models of the type {config.model_type!r}, this one has "
                 f"{config.hidden_act!r}; export with --format hf"
             )
+        if config.model_type == "qwen3" and config.attention_bias:
+            raise FedKSeedError("llama.cpp reads no biases of attention in a qwen3; export with --format hf")
         processor, empty = processor_of(architecture, config), empty_model(config)
         names = get_gguf_hf_weights_map(empty, processor, model_type=architecture)
         if config.tie_word_embeddings:  # llama.cpp takes the embeddings where there is no matrix for logits
@@ -210,7 +212,9 @@ def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
     Raises:
         FedKSeedError: the LoRA has vectors, or a matrix that is used twice: such a file can't hold them.
     """
-    if vectors := [*lora.saved, *(name for name in lora.tensors if name.endswith(".bias"))]:
+    # A LoRA of an embedding has the base model's own matrix beside it.
+    others = (name for name in lora.tensors if ".lora_" not in name and ".base_layer." not in name)
+    if vectors := [*lora.saved, *others]:
         raise FedKSeedError(
             f"{vectors[0]} was tuned, and a LoRA for llama.cpp holds matrices alone: name matrices in [model] tuned, "
             "or export with --format gguf"
@@ -254,7 +258,8 @@ def describe(writer: GGUFWriter, model: nn.Module, architecture: str) -> dict[st
             f"{config.model_type!r}; export with --format hf, and convert the folder with llama.cpp's own program"
         )
     context, window = config.max_position_embeddings, getattr(config, "sliding_window", None)
-    writer.add_name(Path(str(config.name_or_path)).name or config.model_type)
+    name = Path(str(config.name_or_path)).name or config.model_type
+    writer.add_name(name.title() if name == "mistral" else name)  # by which transformers takes a Llama for another kind
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(min(context, window or context))  # llama.cpp's of these types has no window
     writer.add_embedding_length(config.hidden_size)

@@ -95,7 +95,7 @@ class TunedModel:
             return adapted.merge_and_unload()
 
     def tokenizer(self) -> Any:
-        """The tokenizer, which tuning leaves as it is.
+        """The tokenizer, which tuning leaves as it is; with the chat template that others' adapters have beside them.
 
         Raises:
             FedKSeedError: it can't be loaded, or is another than that of the run.
@@ -105,6 +105,8 @@ class TunedModel:
 
         tokenizer = load_tokenizer(self.place)
         require_tokenizer(tokenizer, self.tokenizer_digest, self.wording.template, self.place)
+        if self.adapters is not None and not self.worded and (template := _template_beside(self.adapters)):
+            tokenizer.chat_template = template
         return tokenizer
 
     def words(self, tokenizer: Any) -> Wording:
@@ -136,6 +138,15 @@ class TunedModel:
         if self.base is None:
             raise FedKSeedError(f"the base model of {self.path} is not known; name it: --model FOLDER")
         return self.base
+
+
+def _template_beside(folder: Path) -> str:
+    """The chat template in a folder of adapters, by which their maker may have worded the rows; empty: none."""
+    if (file := folder / "chat_template.jinja").is_file():
+        return file.read_text(encoding="utf-8")
+    file = folder / "tokenizer_config.json"
+    template = read_table(file, by_hand=True).get("chat_template") if file.is_file() else None
+    return template if isinstance(template, str) else ""
 
 
 def open_tuned(path: Path, model: str | None = None, ensemble: int = 1) -> TunedModel:
