@@ -415,6 +415,7 @@ ADAPTERS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {  # settings; what
     "rank-stabilised": ({"use_rslora": True}, {}),
     "DoRA": ({"use_dora": True}, {"lora-gguf": "no change of matrices alone"}),
     "biases": ({"bias": "lora_only", "target_modules": ["q_proj"]}, {}),
+    "tuned biases": ({"bias": "lora_only", "target_modules": ["q_proj"]}, {"lora-gguf": "holds matrices alone"}),
     "a bias of its own": (
         {"lora_bias": True},
         {"hf": "can't be merged", "gguf": "can't be merged", "lora-gguf": "no change of matrices alone"},
@@ -430,14 +431,14 @@ ADAPTERS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {  # settings; what
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_adapters_of_every_kind_are_exported_as_they_compute_or_refused(name: str, tmp_path: Path) -> None:
     settings, refused = ADAPTERS[name]
-    save(tmp_path / "base", tokenizer(), llama(801, tie_word_embeddings="tied" in name))
+    save(tmp_path / "base", tokenizer(), llama(801, tie_word_embeddings="tied" in name, attention_bias="tuned" in name))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     lora = {"r": 4, "lora_alpha": 8, "target_modules": TARGETS, "task_type": "CAUSAL_LM", **settings}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft's, of transformers and of tied matrices
         adapted = get_peft_model(model, LoraConfig(**lora)).requires_grad_(False)
         for part, parameter in adapted.named_parameters():
-            if "lora_" in part or "modules_to_save" in part:
+            if "lora_" in part or "modules_to_save" in part or part.endswith("q_proj.base_layer.bias"):
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3)
         adapted.save_pretrained(str(tmp_path / "adapters"))
         tuned = logits(adapted.eval())

@@ -131,8 +131,6 @@ def test_a_flag_that_says_neither_yes_nor_no_is_refused(flag):
             {"messages": [USER, ANSWER], "chat_template_kwargs": {"enable_thinking": False}},
             "options of the chat",
         ),
-        ({"prompt": "q", "completion": "a", "label": 0}, "marked as not wanted"),
-        ({"prompt": "q", "completion": "a", "label": "0"}, "marked as not wanted"),
         (
             {"messages": [USER, ANSWER, USER], "chosen": ANSWER},
             "end with a request, and the column chosen",
@@ -142,7 +140,7 @@ def test_a_flag_that_says_neither_yes_nor_no_is_refused(flag):
         ({"question": {"0": "q", "1": "r"}, "answer": {"0": "a"}}, r"to_json\(orient='records'\)"),
         ({"messages": [USER | {"content": {"city": "Rome"}}, ANSWER]}, "parts that are no text, as an object of city"),
         *(({"messages": [USER, ANSWER | {key: "x"}]}, f"message 2: .*key {key}") for key in UNREAD_KEYS),
-        *(({"messages": [USER, ANSWER], c: "x"}, f"column {c}|list of 2") for c in UNREAD_COLUMNS),
+        *(({"messages": [USER, ANSWER], c: [{"name": "f"}]}, f"column {c}|list of 2") for c in UNREAD_COLUMNS),
     ],
 )
 def test_what_can_t_be_obeyed_and_would_change_what_is_learned_is_refused_with_its_key(row, match):
@@ -182,7 +180,21 @@ def test_options_of_which_none_is_set_and_tools_that_are_no_definitions_say_noth
     example({"messages": [USER, ANSWER], **nothing}, counts)
     assert not +counts
     example({"question": "How?", "answer": "So.", "tools": ["hammer", "saw"]}, counts)
-    assert +counts == {"tools": 1}
+    example({"messages": [USER, ANSWER], "functions": ["parse", "render"], "label": 0}, counts)
+    assert +counts == {"tools": 1, "functions": 1, "label": 1}
+
+
+def test_an_answer_beside_messages_is_no_fault_where_a_message_has_it_or_a_flag_leaves_the_row_out():
+    row = {"messages": [USER, ANSWER, USER], "output": ANSWER["content"]}
+    assert example(row).response == ANSWER["content"]
+    counts = Counter[str]()
+    example(row | {"output": "other", "train": False}, counts)
+    assert counts[SKIPPED] == 1
+
+
+@pytest.mark.parametrize("kind", [{}, {"type": None}, {"type": "text"}])
+def test_a_part_of_a_message_that_has_a_text_alone_is_one(kind):
+    assert example({"messages": [USER | {"content": [kind | {"text": "Hi"}]}, ANSWER]}).instruction == "Hi"
 
 
 def test_a_false_flag_of_a_request_and_empty_keys_say_nothing_new():
@@ -304,7 +316,7 @@ def test_every_key_is_used_refused_or_counted_and_every_counted_answer_is_in_the
     try:
         found = example(row, counts)
     except FedKSeedError:  # for a flag of a request, a half exchange in `history`, or an answer that is not wanted
-        assert more.get("label") == 0 or any(flag and role != "assistant" for role, _, flag, *_ in messages)
+        assert more.get("label") is False or any(flag and role != "assistant" for role, _, flag, *_ in messages)
         return
     for name, cell in more.items():
         if cell not in (None, "", []) and cell == cell:

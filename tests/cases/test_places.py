@@ -161,7 +161,7 @@ def test_the_owner_of_a_client_asks_in_the_policy_and_a_server_can_t(recipe_for)
 def test_the_command_line_shows_all_faults_in_its_one_line(recipe_for):
     rows = [GOOD] * 20 + [GOOD | {"prompt": k} for k in range(30)]
     text = refused("preview", recipe_for("plain", rows))
-    assert "line 21: prompt must be text, got int (so line 22, line 23, " in text
+    assert "line 21: prompt must be text, got int: write it as text (so line 22, line 23, " in text
     assert "line 41 and 9 more); 30 faulty rows: [data] leave_out_faulty = true leaves such rows out" in text
     output = fedkseed("preview", recipe_for("plain", rows), "--set", "data.leave_out_faulty=true").output
     assert "20 rows as prompt and completion; 19 repeated" in output

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import transformers
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
@@ -17,7 +17,7 @@ from fedkseed.data.layouts import Example
 from fedkseed.data.tokenizer_digest import TEXTS
 from fedkseed.data.wording import Wording, encode_each
 from fedkseed.errors import FedKSeedError
-from fedkseed.models.load import load_tokenizer, positions, save_tokenizer
+from fedkseed.models.load import _begins_otherwise, load_tokenizer, positions, save_tokenizer
 
 from .tiny import CHATML, llama, save, tokenizer
 
@@ -145,7 +145,7 @@ def test_texts_are_cut_by_the_tokenizers_own_file_whatever_class_its_folder_name
     own.normalizer, own.pre_tokenizer = RULES[rules]
     own.save(str(folder / "tokenizer.json"))
     table = json.loads((folder / "tokenizer_config.json").read_text())
-    table |= {"tokenizer_class": kind, "add_prefix_space": False}
+    table |= {"tokenizer_class": kind, "add_prefix_space": False}  # as SmolLM2's
     (folder / "tokenizer_config.json").write_text(json.dumps(table))
     for place in (folder, tmp_path / "saved"):
         loaded = load_tokenizer(str(place))
@@ -157,3 +157,21 @@ def test_texts_are_cut_by_the_tokenizers_own_file_whatever_class_its_folder_name
             save_tokenizer(loaded, tmp_path / "saved")
             shutil.copy(folder / "config.json", tmp_path / "saved")
     assert Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json")).encode("1998").ids == own.encode("1998").ids
+
+
+@pytest.mark.parametrize("begins", [True, False, None])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        (None, pre_tokenizers.ByteLevel(add_prefix_space=False)),
+        (None, pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=False)])),
+        (None, pre_tokenizers.Metaspace(prepend_scheme="never")),
+        (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None),
+        (None, None),
+    ],
+)
+def test_a_setting_that_changes_how_a_text_begins_is_left_to_the_tokenizers_class(rules: Any, begins: Any) -> None:
+    by_file = Tokenizer(models.BPE())
+    by_file.normalizer, by_file.pre_tokenizer = rules
+    puts = by_file.normalizer is not None
+    assert _begins_otherwise(by_file, begins) == (begins is not None and rules != (None, None) and begins != puts)

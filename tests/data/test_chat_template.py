@@ -203,6 +203,22 @@ def test_the_header_of_a_greeting_is_not_counted_where_the_request_is_in_the_loo
     assert decoded(tokenizer, encoded) == ["Hello.<end>", "two<end>"]
 
 
+def test_all_messages_are_looked_for_in_one_rendering_where_an_answer_is_written_anew(tokenizer, monkeypatch):
+    shown = "{{ m['content'] if loop.last else m['content'].split('>')[-1] }}{{ eos_token }}"
+    tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}]" + shown + "{% endfor %}" + ASK
+    template, rendered = ChatTemplate.of(tokenizer, None), []
+    turns = [{"role": role, "content": f"<Hm>{k} a"} for k in range(20) for role in ("user", "assistant")]
+    render = ChatTemplate.render
+    monkeypatch.setattr(ChatTemplate, "render", lambda *given, **more: rendered.append(1) or render(*given, **more))
+    template._require_all(render(template, turns), turns)
+    assert len(rendered) == 21, "one, and one for each message of which the template writes a part"
+    plain = [message | {"content": message["content"].removeprefix("<Hm>")} for message in turns]
+    plain[1]["content"] = "<Hm>0 a"
+    rendered.clear()
+    template._require_all(render(template, plain), plain)
+    assert len(rendered) == 1
+
+
 SOME = (
     "{% for m in messages %}{% if m['role'] in ('user', 'assistant') %}[{{ m['role'] }}]{{ m['content'] }}"
     "{{ eos_token }}{% endif %}{% endfor %}"

@@ -218,20 +218,32 @@ def test_parts_of_one_data_set_are_no_clients(tmp_path, names):
         (tmp_path / f"{name}.jsonl").write_text(GOOD)
     with pytest.raises(FedKSeedError, match="are parts of one data set by their names"):
         Reader().folder(str(tmp_path))
-    (tmp_path / "trainees.jsonl").write_text(GOOD)
-    assert len(Reader().folder(str(tmp_path))) == len(names) + 1
+    (tmp_path / "of one").mkdir()
+    for name in names:
+        (tmp_path / f"{name}.jsonl").rename(tmp_path / "of one" / f"{name}.jsonl")
+    with pytest.raises(FedKSeedError, match="are parts of one data set by their names"):
+        Reader().folder(str(tmp_path))
+    (tmp_path / "of one" / "trainees.jsonl").write_text(GOOD)
+    assert len(Reader().folder(str(tmp_path))["of one"]) == len(names) + 1
 
 
 def test_rows_of_several_splits_in_one_file_are_refused(tmp_path):
     path = tmp_path / "rows.csv"
     rows = pd.DataFrame({"prompt": ["q", "r", "s"], "completion": ["a", "b", "c"], "Split": ["train", "test", "TRAIN"]})
     rows.to_csv(path, index=False)
-    with pytest.raises(FedKSeedError, match=r"the column Split says train \(2\), test \(1\), and all rows"):
+    with pytest.raises(FedKSeedError, match=r"the column split says train \(2\), test \(1\), and all rows"):
         read(str(path))
     assert len(read(str(path), {"category": "Split"})) == 3
     for kept in (rows[rows.Split == "test"], rows.assign(Split="half")):
         kept.to_csv(path, index=False)
         assert len(read(str(path))) == len(kept)
+    for left_out in ({"completion": ["a", "", "c"]}, {"train": [1, 0, 1]}):
+        rows.assign(**left_out).to_csv(path, index=False)
+        assert [e.response for e in read(str(path))] == ["a", "c"]
+    more = (json.dumps({"instruction": part, "response": "b", "split": part}) for part in ("train", "test"))
+    (late := tmp_path / "late.jsonl").write_text("\n".join([GOOD, *more]))
+    with pytest.raises(FedKSeedError, match=r"the column split says train \(1\), test \(1\)"):
+        read(str(late))
 
 
 def test_folders_without_files_are_refused(tmp_path):

@@ -200,51 +200,74 @@ def test_missing_packages_are_refused(monkeypatch):
         serve.require_server()
 
 
-ASKED = {"model": "tuned", "max_tokens": 3, "temperature": 0}
+ASKED = {"model": "tuned", "temperature": 0}
+CHAT, TEXT, RESPONSE = "chat/completions", "completions", "responses"
+USER = {"role": "user", "content": "a"}
+OWN = {CHAT: {"messages": [USER], "max_tokens": 3}, TEXT: {"prompt": "a", "max_tokens": 3}}
+OWN[RESPONSE] = {"input": [USER], "max_output_tokens": 3, "stream": False}
+PICTURE = {"type": "input_image", "image_url": "data:,"}
 
 
 @pytest.mark.parametrize(
     ("path", "more", "fault"),
     [
-        ("chat/completions", {"n": 2}, "n = 2 is not done here"),
-        ("chat/completions", {"logprobs": True}, "logprobs = True is not done"),
-        ("chat/completions", {"logit_bias": {"5": 1}}, "logit_bias = "),
-        ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format = "),
-        ("chat/completions", {"tools": [{"type": "function"}]}, "tools = "),
-        ("chat/completions", {"max_tokens": 0}, "max_tokens is a number of tokens, at least 1, got 0"),
-        ("chat/completions", {"max_completion_tokens": -1}, "max_completion_tokens is a number"),
-        ("chat/completions", {"temperature": -1}, "temperature is a number, at least 0, got -1"),
-        ("chat/completions", {"stop": ""}, "stop is a text or a list of texts"),
-        ("chat/completions", {"model": None}, "model is the name of a model"),
-        ("chat/completions", {"messages": []}, "messages is a list of at least one"),
-        ("chat/completions", {"messages": [{"role": "owner", "content": "a"}]}, "a message has a role, one of system"),
-        (
-            "chat/completions",
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
-            "a message's content is text, got",
-        ),
-        ("completions", {"echo": True}, "echo = True is not done here"),
-        ("completions", {"best_of": 2}, "best_of = 2"),
-        ("completions", {"prompt": ""}, "the prompt is empty"),
+        (CHAT, {"n": 2}, "n = 2 is not done here"),
+        (CHAT, {"logprobs": True}, "logprobs = True is not done"),
+        (CHAT, {"response_format": {"type": "json_object"}}, "response_format = "),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools = "),
+        (CHAT, {"max_tokens": 0}, "max_tokens is a number of tokens, at least 1, got 0"),
+        (CHAT, {"max_completion_tokens": -1}, "max_completion_tokens is a number"),
+        (CHAT, {"temperature": -1}, "temperature is a number, at least 0, got -1"),
+        (CHAT, {"stop": ""}, "stop is a text or a list of texts"),
+        (CHAT, {"model": None}, "model is the name of a model"),
+        (CHAT, {"messages": None}, "messages is needed, and not empty"),
+        (CHAT, {"messages": []}, "messages is needed, and not empty"),
+        (CHAT, {"messages": "a"}, "messages is needed, and not empty"),
+        (CHAT, {"messages": [{"role": "owner", "content": "a"}]}, "a message has a role, one of system"),
+        (CHAT, {"messages": [{"role": ["user"], "content": "a"}]}, "a message has a role, one of system"),
+        (CHAT, {"messages": [USER | {"content": [PICTURE]}]}, "a message's content is text, got"),
+        (CHAT, {"messages": [USER | {"content": 5}]}, "a message's content is text, got"),
+        (CHAT, {"messages": [USER | {"content": [{"type": "text"}]}]}, "a message's content is text, got"),
+        (CHAT, {"frequency_penalty": -1}, "the request can't be answered: "),
+        (CHAT, {"generation_config": "{"}, "the request can't be answered: "),
+        (TEXT, {"echo": True}, "echo = True is not done here"),
+        (TEXT, {"best_of": 2}, "best_of = 2"),
+        (TEXT, {"suffix": "z"}, "suffix = z"),
+        (TEXT, {"logit_bias": {"5": 1}}, "logit_bias = "),
+        (TEXT, {"prompt": ""}, "prompt is needed, and not empty"),
+        (RESPONSE, {"input": []}, "input is needed, and not empty"),
+        (RESPONSE, {"input": [USER | {"content": [PICTURE]}]}, "a message's content is text, got"),
+        (RESPONSE, {"truncation": "auto"}, "truncation = auto is not done"),
     ],
 )
 def test_what_a_request_asks_for_is_done_or_refused_with_its_name(application, path, more, fault):
-    own = {"prompt": "a"} if path == "completions" else {"messages": [{"role": "user", "content": "a"}]}
-    answer = ask(application, path, ASKED | own | more)
+    answer = ask(application, path, ASKED | OWN[path] | more)
     assert answer.status_code == 400
     assert fault in answer.json()["detail"]
 
 
-def test_settings_at_their_defaults_change_nothing_and_developers_are_the_system(application):
-    said = {"messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "a"}]}
-    usual = {
-        "n": 1,
-        "logprobs": False,
-        "presence_penalty": 0,
-        "response_format": {"type": "text"},
-        "tools": [],
-        "user": "b",
-    }
-    named = {"messages": [{"role": "developer", "content": "Be short."}, said["messages"][1]]}
-    texts = [ask(application, "chat/completions", ASKED | each).json()["usage"] for each in (said, said | usual, named)]
-    assert texts[0] == texts[1] == texts[2]
+DEFAULTS = {
+    CHAT: {
+        "n": 1, "logprobs": False, "presence_penalty": 0, "response_format": {"type": "text"}, "tools": [], "user": "b",
+        "modalities": ["text"], "max_tokens": 3.0, "stop": None, "stream_options": None, "tool_choice": "auto",
+    },
+    TEXT: {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "suffix": None},
+    RESPONSE: {"truncation": "disabled", "text": {"format": {"type": "text"}}, "store": False, "include": []},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", OWN)
+def test_settings_at_their_defaults_change_nothing(application, path):
+    plain, same = (ask(application, path, ASKED | OWN[path] | more).json()["usage"] for more in ({}, DEFAULTS[path]))
+    assert plain == same
+
+
+def test_developers_are_the_system_and_biases_of_tokens_are_numbers(application):
+    counts = []
+    for role in ("system", "developer"):
+        asked = ASKED | OWN[CHAT] | {"messages": [{"role": role, "content": "Be short."}, USER]}
+        counts.append(ask(application, CHAT, asked).json()["usage"]["prompt_tokens"])
+    assert counts[0] == counts[1]
+    plain, biased = (ask(application, CHAT, ASKED | OWN[CHAT] | more) for more in ({}, {"logit_bias": {"5": 10**6}}))
+    assert biased.status_code == 200
+    assert plain.json()["choices"] != biased.json()["choices"]

@@ -236,19 +236,26 @@ def test_what_peft_writes_is_read(tmp_path, kind):
     assert load_adapters(tiny_llama(), str(tmp_path)).peft_config["default"].peft_type == about["peft_type"]
 
 
-@pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer_config.json"])
+@pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer_config.json", "several.json"])
 def test_the_chat_template_beside_adapters_of_others_words_what_they_are_asked(with_turns, tmp_path, file):
     base = load_model(str(with_turns))
     attach(base, "lora", PeftTable(targets=["q_proj", "v_proj"]), 1).save_pretrained(tmp_path)
     template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}!{% endfor %}"
     template += "{% if add_generation_prompt %}assistant: {% endif %}"
-    is_table = file.endswith(".json")
-    (tmp_path / file).write_text(json.dumps({"chat_template": template}) if is_table else template)
+    several = [{"name": "tools", "template": "x"}, {"name": "default", "template": template}]
+    if file.endswith(".json"):
+        table = json.dumps({"chat_template": several if file == "several.json" else template})
+        (tmp_path / (file := "tokenizer_config.json")).write_text(table)
+    else:
+        (tmp_path / file).write_text(template)
     tuned = open_tuned(tmp_path, str(with_turns))
     tokenizer = tuned.tokenizer()
     assert tuned.words(tokenizer).text(Example("Hello", ""), tokenizer) == "user: Hello!assistant: "
     (tmp_path / file).unlink()
     assert open_tuned(tmp_path, str(with_turns)).tokenizer().chat_template != template
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(FedKSeedError, match=r"the chat template .* can't be read"):
+        open_tuned(tmp_path, str(with_turns)).tokenizer()
 
 
 def test_a_gguf_file_of_an_installed_package_is_a_model(tmp_path, monkeypatch):

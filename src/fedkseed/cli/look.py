@@ -391,7 +391,7 @@ def generate(
     """
     from rich.text import Text
 
-    from ..data.layouts import SYSTEM, USER, Example, Turn, text
+    from ..data.layouts import LAYOUTS, text
     from ..tuned.load import open_ready
 
     for said in (prompt, context, system):
@@ -401,10 +401,8 @@ def generate(
 
     tokenizer = opened.tokenizer()
     words = opened.words(tokenizer)
-    example = Example(prompt, "", context)
-    if system:  # as `RowLayout.example` makes of a row
-        asked = f"{prompt}\n\n{context}" if context else prompt
-        example = Example(asked, "", turns=(Turn(SYSTEM, system), Turn(USER, asked)))
+    row = {"instruction": prompt, "response": "", "context": context, "system": system}
+    example = LAYOUTS["instruction"].example(row, "the command line")
     tokens, ends = words.prompt(example, tokenizer), words.ends(tokenizer)
     for title, load in (("base", opened.load_base), ("tuned", opened.load)):
         answer = respond(load(), tokenizer, [tokens], max_new_tokens, ends)[0].strip()

@@ -112,14 +112,19 @@ class ChatTemplate:
             begin = whole.find(words := message["content"].strip(), at)
             ordered &= begin >= 0
             at = max(at, begin + len(words))
+        doubtful = dict[int, Mapping[str, str]]()  # the place of an answer is looked for
         for k, message in enumerate(messages):
             words = message["content"].strip()
-            if message["role"] == ASSISTANT or not words:  # the place of an answer is looked for
+            if message["role"] != ASSISTANT and words and not (ordered and words not in self.text):
+                doubtful[k] = {**message, "content": f"{words} {ANSWER} {k}."}
+        changed = ""
+        with suppress(FedKSeedError):  # all in one rendering, and those that are not there one by one
+            changed = self.render([doubtful.get(k, message) for k, message in enumerate(messages)]) if doubtful else ""
+        for k, message in doubtful.items():
+            if message["content"] in changed:
                 continue
-            if ordered and words not in self.text:
-                continue
-            with_others = [*messages[:k], {**message, "content": f"{words} {ANSWER}"}, *messages[k + 1 :]]
-            if self.render(with_others) == whole:
+            if self.render([*messages[:k], message, *messages[k + 1 :]]) == whole:
+                words = messages[k]["content"].strip()
                 raise FedKSeedError(
                     f"the model's chat template leaves out message {k + 1}, {words[:40]!r} of the role "
                     f"{message['role']}; write it into a message of another role, or {INSTEAD}"

@@ -192,8 +192,10 @@ class RowLayout:
                 del extras["mask"]  # NeMo's name of those whose messages are not learned
             self._count(row, extras, where, counts)
             turns = self._turns(row, columns, where, mask, counts)
-            beside = [column for name, column in extras.items() if simplified(name) in COMMON["response"] | {"chosen"}]
-            if beside and turns and turns[-1].role != ASSISTANT:
+            texts, names = {turn.text for turn in turns}, COMMON["response"] | {"chosen"}
+            beside = [column for name, column in extras.items() if simplified(name) in names]
+            beside = [column for column in beside if not isinstance(row[column], str) or row[column] not in texts]
+            if beside and turns and turns[-1].role != ASSISTANT and not counts[SKIPPED]:
                 raise FedKSeedError(
                     f"{where}: the messages end with a request, and the column {beside[0]} seems to hold its answer, "
                     "which is not learned from there; append it as a message of the assistant, or remove the column"
@@ -251,13 +253,13 @@ class RowLayout:
         for name, column in extras.items():
             cell = row[column]
             unread = name in UNREAD_COLUMNS and self.name != "text"
-            if UNREAD_COLUMNS.get(name) == DEFINITIONS and not self.talks and self.name != "alpaca":
+            if name == "functions" or (name == "tools" and not self.talks and self.name != "alpaca"):
                 unread = unread and _defines(cell)
             if name in FLAGS and (flag := _row_flag(name, cell, where)) is not None:
                 counts[SKIPPED] |= not flag
             elif unread:
                 raise FedKSeedError(f"{where}: {UNREAD_COLUMNS[name]} (column {column})")
-            elif name in ("kto_tag", "label") and _says_no(cell) and (
+            elif name in ("kto_tag", "label") and said(cell, TRUTHS) is False and (
                 name == "kto_tag" or self.talks or self.name == "prompt-completion"
             ):  # fmt: skip
                 raise FedKSeedError(f"{where}: {UNWANTED} (column {column})")
@@ -289,12 +291,6 @@ def _defines(cell: Any) -> bool:
     """Tell if a cell holds definitions of tools, a list of objects; others have a list of hammers."""
     cells = unpacked(cell)
     return isinstance(cells, list) and any(isinstance(each, dict) for each in cells)
-
-
-def _says_no(cell: Any) -> bool:
-    """Tell if a cell is false, in words or as 0."""
-    cell = said(cell, TRUTHS | {"0": False, "0.0": False})
-    return _flag(cell) is False
 
 
 def _are_messages(value: Any) -> bool:
@@ -332,7 +328,7 @@ def text(value: Any, where: str, name: str) -> str:
         remedy = "write it as text"
         if isinstance(value, dict) and value and all(str(key).isdecimal() for key in value):
             remedy = "a table is written row by row, in pandas by to_json(orient='records')"
-        raise FedKSeedError(f"{where}: {name} must be text, got {type(value).__name__}; {remedy}")
+        raise FedKSeedError(f"{where}: {name} must be text, got {type(value).__name__}: {remedy}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -405,7 +401,9 @@ def _content(content: Any, where: str, name: str, counts: Counter[str]) -> str:
         return text(content, where, name)
     texts = []
     for part in [content] if isinstance(content, dict) else content:
-        kind = part.get("type", "text" if "text" in part else None) if isinstance(part, dict) else type(part).__name__
+        kind = type(part).__name__
+        if isinstance(part, dict):
+            kind = part.get("type") or ("text" if "text" in part else None)
         if not isinstance(part, dict) or kind not in ("text", "input_text", "output_text"):
             kind = f"an object of {listed(part)}" if isinstance(part, dict) and kind is None else repr(kind)
             raise FedKSeedError(f"{where}: {name} has parts that are no text, as {kind:.80}; remove the row")

@@ -33,8 +33,9 @@ MAX_FAULTS = 1 << 16  # faulty rows of a file: each has a text in memory, of a r
 FAULTS_SHOWN = 20  # faulty rows in an error; of more, their number
 DETAILS = re.compile(r"""\d+|'[^']*'|"[^"]*\"""")  # in which faults of one kind differ
 # What stands in rows and hardly in names of columns: 40 characters or 7 words and more, a sentence, or a number.
-SPLIT_IN_NAME = re.compile(rf"(?i:(?<![a-z])({'|'.join(SPLITS)})(?![a-z]))")  # as train-00000-of-00002
 ROW_CELL = re.compile(r"(?s).{40,}|\s*(\S+\s+){6,}\S+\s*|.*[.!?]\s*|[\d.,% -]+")
+SPLIT_IN_NAME = re.compile(rf"(?i:(?<![a-z])({'|'.join(SPLITS)})(?![a-z]))")  # as train-00000-of-00002
+SPLIT_COLUMNS = ("split", "Split", "SPLIT")
 
 
 @dataclass(slots=True)
@@ -160,7 +161,7 @@ class Reader:
         lacking = {normalised(column): column for column in names_of(self.columns)}
         first_places, refused = dict[Example, str](), list[str]()
         misfit: tuple[RowLayout, dict[str, Any], str] | None = None  # the first row with columns of no layout
-        split, splits = "", Counter[str]()
+        splits = Counter[str]()
         try:
             for place, row in rows:
                 for column in map(normalised, row) if lacking and isinstance(row, dict) else ():
@@ -172,14 +173,13 @@ class Reader:
                         learned = f"{{instruction = {layout.columns['text']!r}, response = {answer!r}}}"
                         notes.append(f"{answer!r} is not learned, [data] columns = {learned} learns it")
                     misfit = misfit or (layout, row, f"{file.source}, {place}")
-                    used = {normalised(column) for column in layout.columns.values()}
-                    split = next((name for name in row if normalised(name) == "split" and "split" not in used), "")
-                if split and isinstance(row, dict) and (part := SPLITS.get(normalised(str(row.get(split))))):
-                    splits[part] += 1
+                before = len(file.examples)
                 try:
                     self._add(file, place, row, first_places, refused)
                 except FedKSeedError as error:
                     file.add_fault(error)
+                if len(file.examples) > before and (split := next(filter(row.get, SPLIT_COLUMNS), "")):
+                    splits[SPLITS.get(normalised(str(row[split])), "")] += 1
         except FedKSeedError as damage:
             if not file.faults or file.leaves_out:
                 raise
@@ -195,9 +195,11 @@ class Reader:
                 )
             layout.example(row, where)  # refuses it, and says which columns are expected
         file.refuse_faults()
-        if splits["train"] and len(splits) > 1:
+        del splits[""]  # that are no parts' names
+        is_used = "split" in map(normalised, file.layout.columns.values())
+        if splits["train"] and len(splits) > 1 and not is_used:
             raise FedKSeedError(
-                f"{file.source}: the column {split} says {', '.join(f'{part} ({n:,})' for part, n in splits.items())}, "
+                f"{file.source}: the column split says {', '.join(f'{part} ({n:,})' for part, n in splits.items())}, "
                 "and all rows would be used as one; write those to use into a file of their own, or remove the column"
             )
         file.lacking = list(lacking.values())
@@ -256,18 +258,14 @@ class Reader:
             raise FedKSeedError(f"no folder with data files at {path}; give one file or folder a client, {READABLE}")
         endings = ["".join(format_of(entry.name) or ()) if entry.is_file() else "" for entry in entries]
         names = [entry.name[: len(entry.name) - len(end)] for entry, end in zip(entries, endings, strict=True)]
-        parts = [SPLITS[part[1].lower()] if (part := SPLIT_IN_NAME.search(name)) else "" for name in names]
-        if "train" in parts and len(set(parts)) > 1 and all(parts):
-            raise FedKSeedError(
-                f"the files in {path}, {listed(names)}, are parts of one data set by their names, and each file of a "
-                "folder is a client; name the file to train on as [data] source, whose rows [clients] split shares "
-                "out, or give each client a folder with its files"
-            )
+        _require_no_parts(path, names)
         if len(set(names)) < len(names):  # hr.csv beside hr.json
             names = [entry.name for entry in entries]
         clients, refusals = dict[str, list[DataFile]](), list[str]()
         for name, entry in zip(names, entries, strict=True):
             clients[name] = []
+            if entry.is_dir() and not is_saved(entry):
+                _require_no_parts(entry, [file.name for file in _visible(entry)])
             for file in _data_files(entry, refusals):
                 try:
                     clients[name].append(self.file(str(file), str(file.relative_to(path))))
@@ -278,6 +276,17 @@ class Reader:
             more = len(lines) - FAULTS_SHOWN
             raise FedKSeedError("\n".join([*lines[:FAULTS_SHOWN], *([f"and {more:,} more"] if more > 0 else [])]))
         return clients
+
+
+def _require_no_parts(folder: Path, names: Sequence[str]) -> None:
+    """Refuse files for training and files for tests, by their names, as clients, or as the rows of one."""
+    parts = [SPLITS[part[1].lower()] if (part := SPLIT_IN_NAME.search(name)) else "" for name in names]
+    if "train" in parts and len(set(parts)) > 1 and all(parts):
+        raise FedKSeedError(
+            f"the files in {folder}, {listed(names)}, are parts of one data set by their names, and all would be "
+            "trained on; name the file to train on as [data] source, whose rows [clients] split shares out, or leave "
+            "only the files to train on there"
+        )
 
 
 def _refusal(source: str, faults: Sequence[str], remedy: str) -> FedKSeedError:

@@ -1,6 +1,7 @@
 """Loading of causal language models and tokenizers: from a folder, a GGUF file, a package's file, a hub name."""
 
 import ctypes
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from functools import cache
@@ -208,17 +209,32 @@ def _cut_as_its_file(tokenizer: Any, file: str | None) -> None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if file is None or backend is None:
         return
-    by_file, begins = Tokenizer.from_file(file), tokenizer.init_kwargs.get("add_prefix_space")
-    if isinstance(begins, bool) and hasattr(by_file.pre_tokenizer, "add_prefix_space"):
-        by_file.pre_tokenizer.add_prefix_space = begins  # which tokenizer_config.json says, too
+    by_file, settings = Tokenizer.from_file(file), tokenizer.init_kwargs
+    if settings.get("fix_mistral_regex") or _begins_otherwise(by_file, settings.get("add_prefix_space")):
+        return  # settings in tokenizer_config.json that change the file's rules, which the class obeys
     marks = filter(None, (tokenizer.bos_token, tokenizer.eos_token))
     texts = [RULED, PROBE, *(f"a{mark} b" for mark in marks)]
     ours, theirs = (each.encode_batch(texts, add_special_tokens=False) for each in (backend, by_file))
     if [text.ids for text in ours] != [text.ids for text in theirs]:
-        for part in ("normalizer", "pre_tokenizer", "decoder", "model"):
+        for part in ("normalizer", "pre_tokenizer", "model"):
             setattr(backend, part, getattr(by_file, part))
-        if not {"add_bos_token", "add_eos_token"} & tokenizer.init_kwargs.keys():
+        backend.decoder = by_file.decoder or backend.decoder
+        if not {"add_bos_token", "add_eos_token"} & settings.keys():
             backend.post_processor = by_file.post_processor
+
+
+def _begins_otherwise(tokenizer: Tokenizer, begins: bool | None) -> bool:
+    """Tell if a tokenizer's rules put no space before a text though they should, or one though they should not.
+
+    Args:
+        begins: the setting `add_prefix_space`; None: nothing is said.
+    """
+    rules = [json.loads(rule.__getstate__()) for rule in (tokenizer.normalizer, tokenizer.pre_tokenizer) if rule]
+    parts = [part for rule in rules for part in rule.get("normalizers", rule.get("pretokenizers", [rule]))]
+    puts = [part["add_prefix_space"] for part in parts if "add_prefix_space" in part]
+    puts += [part["prepend_scheme"] != "never" for part in parts if "prepend_scheme" in part]
+    puts += [True for part in parts if part["type"] == "Prepend"]
+    return begins is not None and bool(puts) and any(puts) != begins
 
 
 def _config(source: ModelSource, model: str) -> Any:

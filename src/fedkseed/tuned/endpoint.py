@@ -10,14 +10,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, first_line
 from .load import TunedModel
 
 Models: TypeAlias = Mapping[str, tuple[Any, Any]]  # name -> a model and its tokenizer
 LONGEST = 600.0  # seconds of an answer
-ONE = ("n", "best_of")  # numbers of answers
-# Settings of requests that do not change an answer.
-HARMLESS = frozenset(("user", "metadata", "store", "service_tier", "stream_options", "parallel_tool_calls"))
+# Settings of requests that do not change an answer, and values of others that ask for what is done.
+HARMLESS = {
+    "user", "metadata", "store", "service_tier", "stream_options", "parallel_tool_calls", "include", "prediction",
+    "max_tool_calls",
+}  # fmt: skip
+DEFAULTS: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("n", "best_of"), (1,)),
+    "modalities": (["text"],), "response_format": ({"type": "text"},), "text": ({"format": {"type": "text"}},),
+    "tool_choice": ("auto", "none"), "truncation": ("disabled",),
+}  # fmt: skip
+NEEDED = {"ChatCompletionHandler": "messages", "CompletionHandler": "prompt", "ResponseHandler": "input"}
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
 _gone: ContextVar[threading.Event | None] = ContextVar("_gone", default=None)  # set once the asking client is gone
 
@@ -77,18 +85,24 @@ def _bounded(model: Any, generate: Callable[..., Any], **request: Any) -> Any:
     return generate(**request, stopping_criteria=[ends])
 
 
-def _fault(body: Mapping[str, Any], unused: Collection[str]) -> str:
-    """The reason why a request can't be answered as it asks; empty for most.
+def _fault(body: dict[str, Any], unused: Collection[str], needed: str, template: str) -> str:
+    """The reason why a request can't be answered as it asks; empty for most. Names and numbers are put in one form.
 
     Args:
         unused: names of settings that the server knows and does not use.
+        needed: the key of what is asked.
+        template: the chat template of the model.
     """
-    for name in sorted({*unused, "logit_bias", "tools"} - HARMLESS):
-        if body.get(name) not in (None, False, 0, "", [], {}, "auto", "none", {"type": "text"}, *[1] * (name in ONE)):
+    refused = {*unused, *(() if needed == "messages" else ("logit_bias", "suffix"))} - HARMLESS
+    refused |= set() if "tools" in template else {"tools"}
+    for name in sorted(refused & body.keys()):
+        if body[name] not in (None, False, 0, "", [], {}) and body[name] not in DEFAULTS.get(name, ()):
             return f"{name} = {str(body[name])[:60]} is not done here; leave it out"
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
-        if (tokens := body.get(name)) is not None and not (isinstance(tokens, int) and tokens > 0):
+        tokens = body.get(name)
+        if tokens is not None and not (isinstance(tokens, int | float) and tokens >= 1 and tokens == int(tokens)):
             return f"{name} is a number of tokens, at least 1, got {str(tokens)[:60]}"
+        body |= {name: int(tokens)} if tokens is not None else {}
     if not isinstance(heat := body.get("temperature") or 0, int | float) or not 0 <= heat < math.inf:
         return f"temperature is a number, at least 0, got {str(heat)[:60]}"
     stops = [stop] if isinstance(stop := body.get("stop", []), str) else stop or []
@@ -96,16 +110,19 @@ def _fault(body: Mapping[str, Any], unused: Collection[str]) -> str:
         return "stop is a text or a list of texts, none of them empty"
     if not isinstance(body.get("model"), str):
         return "model is the name of a model"
-    if "prompt" in body and not body["prompt"]:
-        return "the prompt is empty"
-    if "messages" in body and not (isinstance(messages := body["messages"], list) and messages):
-        return "messages is a list of at least one"
-    for message in body.get("messages") or ():
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
+    asked = body.get(needed)
+    if not asked or not isinstance(asked, list if needed == "messages" else str | list):
+        return f"{needed} is needed, and not empty"
+    for message in asked if isinstance(asked, list) and needed != "prompt" else ():
+        if not isinstance(message, dict) or not isinstance(role := message.get("role"), str) or role not in ROLES:
             return f"a message has a role, one of {', '.join(ROLES)}, and a content"
-        parts = content if isinstance(content := message.get("content"), list) else []
-        if others := [part for part in parts if not isinstance(part, dict) or part.get("type") != "text"]:
-            return f"a message's content is text, got {str(others[0])[:60]}"
+        message["role"], parts = ROLES[role], message.get("content")
+        for part in parts if isinstance(parts, list) else [] if parts is None else [{"type": "text", "text": parts}]:
+            is_text = isinstance(part, dict) and part.get("type") in ("text", "input_text", "output_text")
+            if not is_text or not isinstance(part.get("text"), str):
+                return f"a message's content is text, got {str(part)[:60]}"
+    if isinstance(biases := body.get("logit_bias"), dict):
+        body["logit_bias"] = {token: float(bias) for token, bias in biases.items()}
     return ""
 
 
@@ -139,13 +156,15 @@ def application(models: Models) -> Any:
         The server would leave out the first in silence, and leave the second to the model's files.
         """
 
-        def _validate_request(self, body: dict) -> None:
+        async def handle_request(self, body: dict, request_id: str) -> Any:
             above: Any = super()
-            above._validate_request(body)
-            if fault := _fault(body, above._unused_fields):
-                raise HTTPException(400, fault)
-            for message in body.get("messages") or ():
-                message["role"] = ROLES[message["role"]]
+            template = str(getattr(models.get(str(body.get("model")), (None, None))[1], "chat_template", ""))
+            try:
+                if fault := _fault(body, above._unused_fields, NEEDED[type(self).__name__], template):
+                    raise HTTPException(400, fault)
+                return await above.handle_request(body, request_id)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:  # of settings that can't be read
+                raise HTTPException(400, f"the request can't be answered: {first_line(error)}") from error
 
         def _build_generation_config(self, body: dict, *args: Any, **options: Any) -> Any:
             above: Any = super()

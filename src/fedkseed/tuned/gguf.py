@@ -213,7 +213,7 @@ def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
         FedKSeedError: the LoRA has vectors, or a matrix that is used twice: such a file can't hold them.
     """
     # A LoRA of an embedding has the base model's own matrix beside it.
-    others = (name for name in lora.tensors if ".lora_" not in name and ".base_layer." not in name)
+    others = (name for name in lora.tensors if ".lora_" not in name and not name.endswith(".base_layer.weight"))
     if vectors := [*lora.saved, *others]:
         raise FedKSeedError(
             f"{vectors[0]} was tuned, and a LoRA for llama.cpp holds matrices alone: name matrices in [model] tuned, "

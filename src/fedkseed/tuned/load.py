@@ -143,9 +143,15 @@ class TunedModel:
 def _template_beside(folder: Path) -> str:
     """The chat template in a folder of adapters, by which their maker may have worded the rows; empty: none."""
     if (file := folder / "chat_template.jinja").is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise FedKSeedError(f"the chat template {file} can't be read: {error}; get the folder again") from error
     file = folder / "tokenizer_config.json"
     template = read_table(file, by_hand=True).get("chat_template") if file.is_file() else None
+    if isinstance(template, list):  # several, by name
+        named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+        template = named.get("default")
     return template if isinstance(template, str) else ""
 
 
