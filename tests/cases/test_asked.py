@@ -256,7 +256,7 @@ def test_a_model_that_was_not_tuned_is_asked_by_its_own_template(tiny_model, tmp
     assert min(abs(other - loss) for other in losses[0]) < 1e-5  # rows are drawn in another order
     turn = open_tuned(folder).words(of).text(example, of)
     assert (
-        f'{{{{ else }}}}{turn.replace(example.instruction, "{{ .Prompt }}")}{{{{ end }}}}"""'
+        f"{{{{ else }}}}{turn.replace(example.instruction, '{{ .Prompt }}')}{{{{ end }}}}{{{{ .Response }}}}"
         in (tmp_path / "gguf" / "Modelfile").read_text()
     )
 

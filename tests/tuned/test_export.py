@@ -168,7 +168,7 @@ def test_a_modelfile_puts_questions_as_the_model_was_tuned_on_them(runs, model_f
     tuned = open_tuned(runs["hadamard"])
     tokenizer = load_tokenizer(str(model_folder))
     text = modelfile("model-f16.gguf", tokenizer, tuned.wording)
-    parts = r'TEMPLATE """\{\{ if .System \}\}(.*)\{\{ else \}\}(.*)\{\{ end \}\}"""'
+    parts = r'TEMPLATE """\{\{ if .System \}\}(.*)\{\{ else \}\}(.*)\{\{ end \}\}\{\{ .Response \}\}<end>"""'
     system, alone = re.search(parts, text, re.DOTALL).groups()
     for words, context in ((alone, ""), (system, "Be brief.")):
         asked = words.replace("{{ .Prompt }}", QUESTION.instruction).replace("{{ .System }}", context)
@@ -182,14 +182,34 @@ def test_a_modelfile_of_a_chat_template_leaves_out_what_the_tokenizer_adds(runs,
     turns = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
     tokenizer.chat_template = turns + "{% if add_generation_prompt %}<assistant>{% endif %}"
     asked = "<user>{{ .Prompt }}<assistant>"
-    both = f'TEMPLATE """{{{{ if .System }}}}<system>{{{{ .System }}}}{asked}{{{{ else }}}}{asked}{{{{ end }}}}"""'
-    assert both in modelfile("a.gguf", tokenizer, Wording("chat"))
+    both = f"{{{{ if .System }}}}<system>{{{{ .System }}}}{asked}{{{{ else }}}}{asked}{{{{ end }}}}"
+    assert f'TEMPLATE """{both}{{{{ .Response }}}}"""' in modelfile("a.gguf", tokenizer, Wording("chat"))
     refuses = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     tokenizer.chat_template = refuses + tokenizer.chat_template
-    assert f'TEMPLATE """{asked}"""' in modelfile("a.gguf", tokenizer, Wording("chat"))
+    assert f'TEMPLATE """{asked}{{{{ .Response }}}}"""' in modelfile("a.gguf", tokenizer, Wording("chat"))
     tokenizer.chat_template = '{{ \'"""\' }}' + tokenizer.chat_template
     with pytest.raises(FedKSeedError, match="would end a Modelfile's text"):
         modelfile("a.gguf", tokenizer, Wording("chat"))
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>\n", "{{ eos_token }}", "\n"])
+@pytest.mark.parametrize("first", ["", "{{ bos_token }}"])
+def test_turns_that_ollama_puts_one_after_the_other_are_the_chat_templates(model_folder, end, first):
+    """By the documented way: the template of each turn with its answer, and the last without one."""
+    tokenizer = copy.deepcopy(load_tokenizer(str(model_folder)))
+    tokenizer.add_tokens(["<|im_end|>"], special_tokens=True)
+    turns = "{% for m in messages %}<{{ m['role'] }}>\n{{ m['content'] }}" + end + "{% endfor %}"
+    tokenizer.chat_template = first + turns + "{% if add_generation_prompt %}<assistant>\n{% endif %}"
+    text = modelfile("a.gguf", tokenizer, Wording("chat"))
+    worded = re.search(r'\{\{ else \}\}(.*)\{\{ end \}\}(.*)"""', text, re.DOTALL)
+    said, turn = ["One?", "A", "Two?", "B", "Three?"], "".join(worded.groups())
+    asked = "".join(
+        turn.replace("{{ .Prompt }}", question).replace("{{ .Response }}", answer)
+        for question, answer in zip(said[::2], [*said[1::2], "\0"], strict=True)
+    )
+    messages = [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(said)]
+    whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert asked.partition("\0")[0] == whole.removeprefix(tokenizer.bos_token or "")
 
 
 def test_a_word_among_the_bases_ends_ends_no_answer_of_an_export(runs, tmp_path, monkeypatch):

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from ..data.layouts import SYSTEM, USER, Example, Turn
+from ..data.chat_template import ANSWER, ChatTemplate
+from ..data.layouts import ASSISTANT, SYSTEM, USER, Example, Turn
 from ..data.wording import Wording
 from ..errors import FedKSeedError
 from ..evaluation.evaluate import greedy
@@ -177,8 +178,25 @@ def _size(lora: Lora) -> str:
     return f"a LoRA of {size / 1e6:,.1f} MB, of rank {max(lora.ranks.values())} at most"
 
 
+def _behind_an_answer(wording: Wording, tokenizer: Any, later: str) -> str:
+    """The text between an answer and the next request, which ends as a request alone does, `later`, of "b"."""
+    if wording.template != "chat":
+        return tokenizer.eos_token
+    template = ChatTemplate.of(tokenizer, wording.date)
+    turns = [{"role": role, "content": text} for role, text in ((USER, "a"), (ASSISTANT, ANSWER), (USER, "b"))]
+    with suppress(FedKSeedError):  # some take one exchange
+        behind = template.render(turns, asks=True).partition(ANSWER)[2]
+        ends = (behind.removesuffix(later[k:]) for k in range(len(later)) if behind.endswith(later[k:]))
+        return next((end for end in ends if end.startswith(template.tail)), template.tail)
+    return template.tail
+
+
 def modelfile(file: str, tokenizer: Any, wording: Wording) -> str:
-    """The text of a Modelfile, with which Ollama puts questions as the model was tuned on them."""
+    """The text of a Modelfile, with which Ollama puts questions as the model was tuned on them.
+
+    Ollama words each turn of a conversation by it: an opening of ours, or a chat template's own system message, comes
+    again in each.
+    """
     asked, system = "{{ .Prompt }}", "{{ .System }}"
     prompt = alone = wording.text(Example(asked, ""), tokenizer)
     with suppress(FedKSeedError):  # some chat templates take no message of the system
@@ -193,5 +211,6 @@ def modelfile(file: str, tokenizer: Any, wording: Wording) -> str:
     ends = [tokenizer.decode([end]) for end in wording.ends(tokenizer)]
     if '"""' in template or any(mark in end for end in ends for mark in '"\n'):
         raise FedKSeedError("the prompt has three quotes, or an end of answers one, which would end a Modelfile's text")
+    template += "{{ .Response }}" + _behind_an_answer(wording, tokenizer, alone.replace(asked, "b"))
     stops = "".join(f'PARAMETER stop "{end}"\n' for end in ends)
     return f'FROM ./{file}\nTEMPLATE """{template}"""\n{stops}'
