@@ -106,7 +106,8 @@ def test_a_flag_that_says_neither_yes_nor_no_is_refused(flag):
         ({"prompt": "q", "completion": "a", "weight": 0.5}, "column weight: a row is learned or left out"),
         ({"prompt": "q", "completion": "a", "weight": "0.5"}, "column weight: a row is learned or left out"),
         ({"prompt": "q", "completion": "a", "label": False}, "marked as not wanted"),
-        ({"messages": [USER, ANSWER], "kto_tag": False}, "marked as not wanted"),
+        *(({"messages": [USER, ANSWER], "kto_tag": no}, "marked as not wanted") for no in (False, 0, "0")),
+        ({"messages": [USER, ANSWER], "functions": '{"name": "f"}'}, "definitions of tools are not read"),
         (
             {"messages": [USER, {"role": "assistant", "text": "a"}]},
             "message 2: no content and no value; keys found: role",
@@ -184,11 +185,9 @@ def test_options_of_which_none_is_set_and_tools_that_are_no_definitions_say_noth
     assert +counts == {"tools": 1, "functions": 1, "label": 1}
 
 
-def test_an_answer_beside_messages_is_no_fault_where_a_message_has_it_or_a_flag_leaves_the_row_out():
-    row = {"messages": [USER, ANSWER, USER], "output": ANSWER["content"]}
-    assert example(row).response == ANSWER["content"]
+def test_an_answer_beside_messages_is_no_fault_where_a_flag_leaves_the_row_out():
     counts = Counter[str]()
-    example(row | {"output": "other", "train": False}, counts)
+    example({"messages": [USER, ANSWER, USER], "output": "other", "train": False}, counts)
     assert counts[SKIPPED] == 1
 
 

@@ -17,7 +17,7 @@ from fedkseed.data.layouts import Example
 from fedkseed.data.tokenizer_digest import TEXTS
 from fedkseed.data.wording import Wording, encode_each
 from fedkseed.errors import FedKSeedError
-from fedkseed.models.load import _begins_otherwise, load_tokenizer, positions, save_tokenizer
+from fedkseed.models.load import _begin, load_tokenizer, positions, save_tokenizer
 
 from .tiny import CHATML, llama, save, tokenizer
 
@@ -159,19 +159,37 @@ def test_texts_are_cut_by_the_tokenizers_own_file_whatever_class_its_folder_name
     assert Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json")).encode("1998").ids == own.encode("1998").ids
 
 
-@pytest.mark.parametrize("begins", [True, False, None])
+@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize("rules", [pre_tokenizers.ByteLevel(False), DIGITS])
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "PreTrainedTokenizerFast"])
+def test_a_space_before_a_text_is_as_the_folder_says_and_all_else_as_the_file(
+    kind: str, rules: Any, begins: bool, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model("plain"), tmp_path / "model")
+    by_file = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    by_file.pre_tokenizer = rules
+    by_file.save(str(folder / "tokenizer.json"))
+    table = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": kind}
+    (folder / "tokenizer_config.json").write_text(json.dumps(table | {"add_prefix_space": begins}))
+    is_first = rules is not DIGITS  # behind others it would begin each digit
+    expected = by_file.encode(" the 1998" if begins and is_first else "the 1998", add_special_tokens=False).ids
+    assert load_tokenizer(str(folder))("the 1998", add_special_tokens=False).input_ids == expected
+
+
+@pytest.mark.parametrize("begins", [True, False])
 @pytest.mark.parametrize(
-    "rules",
+    ("rules", "puts"),
     [
-        (None, pre_tokenizers.ByteLevel(add_prefix_space=False)),
-        (None, pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=False)])),
-        (None, pre_tokenizers.Metaspace(prepend_scheme="never")),
-        (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None),
-        (None, None),
+        ((None, pre_tokenizers.Metaspace(prepend_scheme="never")), False),
+        ((None, pre_tokenizers.Metaspace(prepend_scheme="first")), True),
+        ((normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None), True),
+        ((None, None), None),
+        ((None, DIGITS), None),
     ],
 )
-def test_a_setting_that_changes_how_a_text_begins_is_left_to_the_tokenizers_class(rules: Any, begins: Any) -> None:
+def test_rules_of_words_that_begin_otherwise_than_the_folder_says_are_left_to_its_class(
+    rules: Any, puts: bool | None, begins: bool
+) -> None:
     by_file = Tokenizer(models.BPE())
     by_file.normalizer, by_file.pre_tokenizer = rules
-    puts = by_file.normalizer is not None
-    assert _begins_otherwise(by_file, begins) == (begins is not None and rules != (None, None) and begins != puts)
+    assert _begin(by_file, begins) == (puts in (None, begins))

@@ -230,6 +230,8 @@ PICTURE = {"type": "input_image", "image_url": "data:,"}
         (CHAT, {"messages": [USER | {"content": [{"type": "text"}]}]}, "a message's content is text, got"),
         (CHAT, {"frequency_penalty": -1}, "the request can't be answered: "),
         (CHAT, {"generation_config": "{"}, "the request can't be answered: "),
+        (CHAT, {"logit_bias": {"5": 10**400}}, "the request can't be answered: "),
+        (CHAT, {"chat_template_kwargs": {"chat_template": "{{ raise_exception('alternate') }}"}}, "alternate"),
         (TEXT, {"echo": True}, "echo = True is not done here"),
         (TEXT, {"best_of": 2}, "best_of = 2"),
         (TEXT, {"suffix": "z"}, "suffix = z"),
@@ -250,6 +252,7 @@ DEFAULTS = {
     CHAT: {
         "n": 1, "logprobs": False, "presence_penalty": 0, "response_format": {"type": "text"}, "tools": [], "user": "b",
         "modalities": ["text"], "max_tokens": 3.0, "stop": None, "stream_options": None, "tool_choice": "auto",
+        "function_call": "none", "reasoning_effort": "none",
     },
     TEXT: {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "suffix": None},
     RESPONSE: {"truncation": "disabled", "text": {"format": {"type": "text"}}, "store": False, "include": []},
@@ -260,6 +263,12 @@ DEFAULTS = {
 def test_settings_at_their_defaults_change_nothing(application, path):
     plain, same = (ask(application, path, ASKED | OWN[path] | more).json()["usage"] for more in ({}, DEFAULTS[path]))
     assert plain == same
+
+
+def test_an_input_may_be_a_text_or_parts_of_one_message(application):
+    asked = ("a", [USER], [{"type": "input_text", "text": "a"}])
+    usages = [ask(application, RESPONSE, ASKED | OWN[RESPONSE] | {"input": each}).json()["usage"] for each in asked]
+    assert usages[0] == usages[1] == usages[2]
 
 
 def test_developers_are_the_system_and_biases_of_tokens_are_numbers(application):

@@ -11,6 +11,7 @@ import torch
 from huggingface_hub.repocard import metadata_load
 from peft import PeftModel
 from safetensors.torch import load_file
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fedkseed import Adapter, FedKSeedError
@@ -210,6 +211,26 @@ def test_turns_that_ollama_puts_one_after_the_other_are_the_chat_templates(model
     messages = [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(said)]
     whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert asked.partition("\0")[0] == whole.removeprefix(tokenizer.bos_token or "")
+
+
+def test_a_system_message_of_the_template_and_a_begin_in_each_turn_are_kept(model_folder):
+    """The ways of SmolLM2 and of Llama 2."""
+    tokenizer = copy.deepcopy(load_tokenizer(str(model_folder)))
+    tokenizer.add_tokens(["<|im_end|>", "<s>"], special_tokens=True)
+    turns = "{% for m in messages %}<{{ m['role'] }}>\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    always = "{% if messages[0]['role'] != 'system' %}<system>\nBe good.<|im_end|>\n{% endif %}"
+    tokenizer.chat_template = always + turns + "{% if add_generation_prompt %}<assistant>\n{% endif %}"
+    assert '{{ .Response }}<|im_end|>\n"""' in modelfile("a.gguf", tokenizer, Wording("chat"))
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}<s>[INST] {{ m['content'] }} [/INST]"
+        "{% else %} {{ m['content'] }} <|im_end|>{% endif %}{% endfor %}"
+    )
+    text = modelfile("a.gguf", tokenizer, Wording("chat"))
+    assert '{{ else }}[INST] {{ .Prompt }} [/INST]{{ end }}{{ .Response }} <|im_end|><s>"""' in text
 
 
 def test_a_word_among_the_bases_ends_ends_no_answer_of_an_export(runs, tmp_path, monkeypatch):

@@ -192,9 +192,8 @@ class RowLayout:
                 del extras["mask"]  # NeMo's name of those whose messages are not learned
             self._count(row, extras, where, counts)
             turns = self._turns(row, columns, where, mask, counts)
-            texts, names = {turn.text for turn in turns}, COMMON["response"] | {"chosen"}
+            names = COMMON["response"] | {"chosen"}
             beside = [column for name, column in extras.items() if simplified(name) in names]
-            beside = [column for column in beside if not isinstance(row[column], str) or row[column] not in texts]
             if beside and turns and turns[-1].role != ASSISTANT and not counts[SKIPPED]:
                 raise FedKSeedError(
                     f"{where}: the messages end with a request, and the column {beside[0]} seems to hold its answer, "
@@ -259,9 +258,9 @@ class RowLayout:
                 counts[SKIPPED] |= not flag
             elif unread:
                 raise FedKSeedError(f"{where}: {UNREAD_COLUMNS[name]} (column {column})")
-            elif name in ("kto_tag", "label") and said(cell, TRUTHS) is False and (
-                name == "kto_tag" or self.talks or self.name == "prompt-completion"
-            ):  # fmt: skip
+            elif (name == "kto_tag" and said(cell, TRUTHS) in (0, "0")) or (
+                name == "label" and said(cell, TRUTHS) is False and (self.talks or self.name == "prompt-completion")
+            ):
                 raise FedKSeedError(f"{where}: {UNWANTED} (column {column})")
             else:
                 counts[column.strip() or "a column without a name"] += 1
@@ -288,9 +287,9 @@ def _says_nothing(name: str, cell: Any) -> bool:
 
 
 def _defines(cell: Any) -> bool:
-    """Tell if a cell holds definitions of tools, a list of objects; others have a list of hammers."""
+    """Tell if a cell holds definitions of tools, an object or a list of them; others have a list of hammers."""
     cells = unpacked(cell)
-    return isinstance(cells, list) and any(isinstance(each, dict) for each in cells)
+    return isinstance(cells, dict) or (isinstance(cells, list) and any(isinstance(each, dict) for each in cells))
 
 
 def _are_messages(value: Any) -> bool:

@@ -46,11 +46,6 @@ def adapter_config(folder: Path) -> dict[str, Any]:
     """
     require_fetched(*folder.glob("*.safetensors"))
     about = read_table(path := folder / ADAPTERS, by_hand=True)
-    if (folder / "adapter_model.bin").is_file() and not any(folder.glob("*.safetensors")):
-        raise FedKSeedError(
-            f"{folder} has its weights in a pickle, which can run code when read; write them anew, by peft's "
-            "save_pretrained(FOLDER), which makes safetensors"
-        )
     for key, entry in about.items():
         if key in PATTERNED:
             patterns = [*entry] if isinstance(entry, list | dict) else [entry]

@@ -15,7 +15,7 @@ import gguf
 import torch
 import transformers
 from safetensors import safe_open
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
@@ -209,9 +209,11 @@ def _cut_as_its_file(tokenizer: Any, file: str | None) -> None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if file is None or backend is None:
         return
-    by_file, settings = Tokenizer.from_file(file), tokenizer.init_kwargs
-    if settings.get("fix_mistral_regex") or _begins_otherwise(by_file, settings.get("add_prefix_space")):
-        return  # settings in tokenizer_config.json that change the file's rules, which the class obeys
+    by_file, beside = Tokenizer.from_file(file), Path(file).with_name("tokenizer_config.json")
+    settings = read_table(beside, by_hand=True) if beside.is_file() else {}
+    begins = settings.get("add_prefix_space")
+    if settings.get("fix_mistral_regex") or (isinstance(begins, bool) and not _begin(by_file, begins)):
+        return  # the class obeys settings that change the file's rules
     marks = filter(None, (tokenizer.bos_token, tokenizer.eos_token))
     texts = [RULED, PROBE, *(f"a{mark} b" for mark in marks)]
     ours, theirs = (each.encode_batch(texts, add_special_tokens=False) for each in (backend, by_file))
@@ -223,18 +225,23 @@ def _cut_as_its_file(tokenizer: Any, file: str | None) -> None:
             backend.post_processor = by_file.post_processor
 
 
-def _begins_otherwise(tokenizer: Tokenizer, begins: bool | None) -> bool:
-    """Tell if a tokenizer's rules put no space before a text though they should, or one though they should not.
+def _begin(tokenizer: Tokenizer, begins: bool) -> bool:
+    """Let byte-level rules put a space before a text, or none; other rules that do otherwise are as they are.
 
-    Args:
-        begins: the setting `add_prefix_space`; None: nothing is said.
+    Returns:
+        Whether all rules do so now.
     """
-    rules = [json.loads(rule.__getstate__()) for rule in (tokenizer.normalizer, tokenizer.pre_tokenizer) if rule]
-    parts = [part for rule in rules for part in rule.get("normalizers", rule.get("pretokenizers", [rule]))]
-    puts = [part["add_prefix_space"] for part in parts if "add_prefix_space" in part]
-    puts += [part["prepend_scheme"] != "never" for part in parts if "prepend_scheme" in part]
-    puts += [True for part in parts if part["type"] == "Prepend"]
-    return begins is not None and bool(puts) and any(puts) != begins
+    state = json.loads(tokenizer.pre_tokenizer.__getstate__()) if tokenizer.pre_tokenizer else {}
+    before = json.loads(tokenizer.normalizer.__getstate__()) if tokenizer.normalizer else {}
+    parts = [*state.get("pretokenizers", [state]), *before.get("normalizers", [before])]
+    # Behind other rules it would begin each of their pieces, as each digit, and not the text alone.
+    if (first := parts[0]).get("add_prefix_space", begins) != begins:
+        first["add_prefix_space"] = begins
+        empty = json.loads(Tokenizer(models.BPE()).to_str())
+        tokenizer.pre_tokenizer = Tokenizer.from_str(json.dumps(empty | {"pre_tokenizer": state})).pre_tokenizer
+    puts = [part.get("prepend_scheme", "never") != "never" or part.get("type") == "Prepend" for part in parts]
+    are_of_words = any("prepend_scheme" in part or part.get("type") == "Prepend" for part in parts)
+    return not are_of_words or any(puts) == begins
 
 
 def _config(source: ModelSource, model: str) -> Any:

@@ -68,6 +68,11 @@ def load_adapters(model: nn.Module, folder: str) -> nn.Module:
             tensors than the model has places for: peft leaves those out, and draws those that are missing.
     """
     adapter_config(Path(folder))
+    if not (Path(folder) / "adapter_model.safetensors").is_file():  # else peft would read a pickle
+        raise FedKSeedError(
+            f"{folder} has no adapter_model.safetensors; adapters in pickles, which can run code when read, are not "
+            "read: write them anew by peft's save_pretrained(FOLDER), which makes safetensors"
+        )
     peft, results = _peft(), list[Any]()
     load = peft.PeftModel.load_adapter
 

@@ -23,9 +23,11 @@ HARMLESS = {
 DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("n", "best_of"), (1,)),
     "modalities": (["text"],), "response_format": ({"type": "text"},), "text": ({"format": {"type": "text"}},),
-    "tool_choice": ("auto", "none"), "truncation": ("disabled",),
+    **dict.fromkeys(("tool_choice", "function_call"), ("auto", "none")), "reasoning_effort": ("none",),
+    "truncation": ("disabled",),
 }  # fmt: skip
 NEEDED = {"ChatCompletionHandler": "messages", "CompletionHandler": "prompt", "ResponseHandler": "input"}
+ITEMS = ("input_text", "function_call", "function_call_output", "reasoning")  # of an input, that have no role
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
 _gone: ContextVar[threading.Event | None] = ContextVar("_gone", default=None)  # set once the asking client is gone
 
@@ -100,7 +102,7 @@ def _fault(body: dict[str, Any], unused: Collection[str], needed: str, template:
             return f"{name} = {str(body[name])[:60]} is not done here; leave it out"
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         tokens = body.get(name)
-        if tokens is not None and not (isinstance(tokens, int | float) and tokens >= 1 and tokens == int(tokens)):
+        if tokens is not None and not (isinstance(tokens, int | float) and tokens >= 1 and tokens % 1 == 0):
             return f"{name} is a number of tokens, at least 1, got {str(tokens)[:60]}"
         body |= {name: int(tokens)} if tokens is not None else {}
     if not isinstance(heat := body.get("temperature") or 0, int | float) or not 0 <= heat < math.inf:
@@ -114,6 +116,8 @@ def _fault(body: dict[str, Any], unused: Collection[str], needed: str, template:
     if not asked or not isinstance(asked, list if needed == "messages" else str | list):
         return f"{needed} is needed, and not empty"
     for message in asked if isinstance(asked, list) and needed != "prompt" else ():
+        if needed == "input" and isinstance(message, dict) and "role" not in message and message.get("type") in ITEMS:
+            continue
         if not isinstance(message, dict) or not isinstance(role := message.get("role"), str) or role not in ROLES:
             return f"a message has a role, one of {', '.join(ROLES)}, and a content"
         message["role"], parts = ROLES[role], message.get("content")
@@ -129,6 +133,7 @@ def _fault(body: dict[str, Any], unused: Collection[str], needed: str, template:
 def application(models: Models) -> Any:
     """The server's ASGI application, for models that are loaded already and no others."""
     from fastapi import HTTPException
+    from jinja2 import TemplateError
     from transformers.cli.serving.chat_completion import ChatCompletionHandler
     from transformers.cli.serving.completion import CompletionHandler
     from transformers.cli.serving.model_manager import ModelManager
@@ -163,7 +168,8 @@ def application(models: Models) -> Any:
                 if fault := _fault(body, above._unused_fields, NEEDED[type(self).__name__], template):
                     raise HTTPException(400, fault)
                 return await above.handle_request(body, request_id)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:  # of settings that can't be read
+            # Of settings that can't be read, and of messages that the chat template refuses.
+            except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, TemplateError) as error:
                 raise HTTPException(400, f"the request can't be answered: {first_line(error)}") from error
 
         def _build_generation_config(self, body: dict, *args: Any, **options: Any) -> Any:

@@ -179,13 +179,17 @@ def _size(lora: Lora) -> str:
 
 
 def _behind_an_answer(wording: Wording, tokenizer: Any, later: str) -> str:
-    """The text between an answer and the next request, which ends as a request alone does, `later`, of "b"."""
+    """The text between an answer and a further request, which ends as a request alone does, `later`, of "b"."""
     if wording.template != "chat":
         return tokenizer.eos_token
-    template = ChatTemplate.of(tokenizer, wording.date)
+    template, begin = ChatTemplate.of(tokenizer, wording.date), tokenizer.bos_token or "\0"
     turns = [{"role": role, "content": text} for role, text in ((USER, "a"), (ASSISTANT, ANSWER), (USER, "b"))]
     with suppress(FedKSeedError):  # some take one exchange
-        behind = template.render(turns, asks=True).partition(ANSWER)[2]
+        closed, whole = template.render(turns[:2]), template.render(turns, asks=True)
+        behind = whole.partition(ANSWER)[2]
+        if whole.startswith(closed):
+            begins = whole.startswith(begin, len(closed)) and not later.startswith(begin)
+            return closed.partition(ANSWER)[2] + begin * begins
         ends = (behind.removesuffix(later[k:]) for k in range(len(later)) if behind.endswith(later[k:]))
         return next((end for end in ends if end.startswith(template.tail)), template.tail)
     return template.tail
@@ -208,9 +212,9 @@ def modelfile(file: str, tokenizer: Any, wording: Wording) -> str:
         prompts = [text.removeprefix(tokenizer.bos_token) for text in prompts]
     takes_system = system in prompt
     template = "{{{{ if .System }}}}{}{{{{ else }}}}{}{{{{ end }}}}".format(*prompts) if takes_system else prompts[1]
+    template += "{{ .Response }}" + _behind_an_answer(wording, tokenizer, prompts[1].replace(asked, "b"))
     ends = [tokenizer.decode([end]) for end in wording.ends(tokenizer)]
     if '"""' in template or any(mark in end for end in ends for mark in '"\n'):
         raise FedKSeedError("the prompt has three quotes, or an end of answers one, which would end a Modelfile's text")
-    template += "{{ .Response }}" + _behind_an_answer(wording, tokenizer, alone.replace(asked, "b"))
     stops = "".join(f'PARAMETER stop "{end}"\n' for end in ends)
     return f'FROM ./{file}\nTEMPLATE """{template}"""\n{stops}'
