@@ -20,7 +20,7 @@ LARGEST = {"gemma2": 46, "gemma3_text": 62}  # layers of the 27B models, whose s
 OWN_WIDTHS = ("llama", "mistral", "qwen3", "qwen3_moe")  # types whose heads have a width of their own
 FACTORS = "rope_freqs.weight"  # of the wavelengths of rotary positions, one by one
 FULL = "full_attention"  # a kind of layers
-UNREAD = {"attention.causal": True, "ssm.dt_b_c_rms": False}  # fields of files -> what is computed here
+UNREAD = {"attention.causal": True, "ssm.dt_b_c_rms": False}  # fields that are not read -> what is computed
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # settings, and fields, of Gemma's logits
 BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of every Llama since 3.1
 
@@ -46,9 +46,9 @@ def gguf_config(path: Path) -> Any:
         config.query_pre_attn_scalar = (
             config.hidden_size // config.num_attention_heads if is_largest else config.head_dim
         )
-    for name, setting in fields.items():  # which transformers does not read
-        if UNREAD.get(name, setting) != setting:
-            raise FedKSeedError(f"its field {begin}{name} is {setting!r}, and here {UNREAD[name]!r} is computed")
+    for name, here in UNREAD.items():
+        if fields.get(name, here) != here:
+            raise FedKSeedError(f"its field {begin}{name} is {fields[name]!r}, and here {here!r} is computed")
     for name in CAPS:
         if name in fields and hasattr(config, name):
             setattr(config, name, fields[name] or None)

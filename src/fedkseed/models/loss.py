@@ -296,7 +296,7 @@ def _updated(layer: Any, rows: Tensor, *states: Any, **more: Any) -> Any:
 
 
 def ignores_padding(model: nn.Module) -> bool:
-    """Whether padding before a text changes nothing: a model takes positions, and has no recurrent state.
+    """Tell if padding before a text changes nothing: a model takes positions, and has no recurrent state.
 
     GPT-Neo's local layers count the padding in their window.
     """
