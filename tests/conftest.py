@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from secrets import token_hex
 from tomllib import loads
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,6 +138,20 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>").save_pretrained(folder)
     tiny_llama().save_pretrained(folder)
     return folder
+
+
+def widened(model: Any) -> Any:
+    """A random model with greater weights: with those of a beginning all tokens are as likely, whatever it computes."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 12.0 if weight.dim() > 1 else 1.0
+    return model
+
+
+def widened_folder(folder: Path, copy: Path) -> Path:
+    shutil.copytree(folder, copy)
+    widened(LlamaForCausalLM.from_pretrained(copy)).save_pretrained(copy)
+    return copy
 
 
 def tiny_llama(vocabulary: int = 400) -> LlamaForCausalLM:

@@ -8,7 +8,7 @@ import { parse } from "./toml.js";
 export const KEYS = {
   "": "seed save model data clients directions training derivatives asynchronous peft evaluation network trust secure "
     + "privacy report",
-  model: "name dtype storage device digest tokenizer_digest tuned last_layers head mode",
+  model: "name dtype storage device digest tokenizer_digest losses tuned last_layers head mode",
   data: "source format protocol layout columns strict leave_out_faulty template separator date max_tokens held_out seed",
   clients: "split count cohort active draw alpha min_examples backpropagating slow_share slow_factor at_once threads",
   directions: "family size shared basis basis_digest",

@@ -64,7 +64,7 @@ def test_pin_writes_the_type_beside_the_digest_that_holds_for_it_alone(times, au
     pinned = load_recipe(automatic).model
     assert (pinned.dtype, pinned.digest) == ("bfloat16", written["digest"])
     again = pin(automatic)["model"]
-    assert again == {name: written[name] for name in ("digest", "tokenizer_digest")}
+    assert again == {name: written[name] for name in ("digest", "tokenizer_digest", "losses")}
     with pytest.raises(FedKSeedError, match="digest is that of weights in one type: give their dtype in place of"):
         parse(tables(automatic.read_bytes().replace(b'"bfloat16"', b'"auto"')))
 

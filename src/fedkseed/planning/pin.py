@@ -10,6 +10,7 @@ from ..models.dtypes import with_dtype
 from ..recipe.basis_digest import with_basis
 from ..recipe.reading import load_recipe
 from ..recipe.rules import Where, checked_algorithm
+from ..recipe.schema import BEHAVIOUR
 from ..run.prerequisites import require_ready
 from ..run.progress import Progress, Silent
 
@@ -28,15 +29,16 @@ def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, obj
     recipe = with_dtype(as_written := load_recipe(path), progress.note)
     algorithm, model, directions = checked_algorithm(recipe), recipe.model, recipe.directions
     unpinned = {"basis_digest": None} if directions.basis else {}
-    anew, basis = with_basis(recipe.having(model={"digest": None, "tokenizer_digest": None}, directions=unpinned))
+    facts = ("digest", *BEHAVIOUR)
+    anew, basis = with_basis(recipe.having(model=dict.fromkeys(facts), directions=unpinned))
     require_ready(anew, Where.RUN, has_data=False)
-    from ..data.tokenizer_digest import tokenizer_digest
+    from ..data.tokenizer_digest import with_tokenizer
     from ..run.setup import build, tokenizer_of
 
-    setup = build(anew, tokenizer_of(anew, progress), basis, serves=False, progress=progress)
-    digests: dict[str, object] = {"digest": setup.weights.base_digest.hex()}
-    digests["tokenizer_digest"] = tokenizer_digest(setup.tokenizer, anew.data.template)
-    written = {"model": digests}
+    anew = with_tokenizer(anew, tokenizer := tokenizer_of(anew, progress))
+    setup = build(anew, tokenizer, basis, serves=False, progress=progress)
+    loaded = setup.recipe.having(model={"digest": setup.weights.base_digest.hex()})
+    written: dict[str, dict[str, object]] = {"model": loaded.model.model_dump(include={*facts})}
     if as_written.model.dtype != model.dtype:
         written["model"]["dtype"] = model.dtype
     if (algorithm.tuned == "output" or (model.last_layers and not algorithm.adapts)) and model.tuned is None:

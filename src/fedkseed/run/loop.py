@@ -18,7 +18,7 @@ from ..directions.factors import Basis
 from ..errors import FedKSeedError
 from ..evaluation.statistics import NOT_EVALUATED, Evaluation, Gain, gains, require_finite
 from ..recipe.rules import Where, broken_rules
-from ..recipe.schema import Recipe
+from ..recipe.schema import BEHAVIOUR, Recipe
 from ..round import Broadcasts, Report
 from ..strategy import COEFFICIENTS, ServerPart, Strategy
 from ..weights.adapter import Adapter
@@ -288,7 +288,7 @@ def provenance(recipe: Recipe, rounds: int) -> dict[str, Any]:
     """The origin of a tuned model, for its adapter file."""
     model, data, algorithm = recipe.model, recipe.data, recipe.training.algorithm
     of_model = {"model": model.name, "dtype": model.dtype, "storage": model.storage}
-    of_model |= {} if model.tokenizer_digest is None else {"tokenizer_digest": model.tokenizer_digest}
+    of_model |= model.model_dump(include={*BEHAVIOUR}, exclude_none=True)
     wording = data.model_dump(mode="json", include={"template", "separator", "date"}, exclude_none=True)
     return about(recipe, rounds) | of_model | wording | {"algorithm": algorithm, "rounds": rounds, "seed": recipe.seed}
 

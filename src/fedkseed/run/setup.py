@@ -24,6 +24,7 @@ from ..files import folder
 from ..local.client import Client
 from ..models.dtypes import note_if_slow
 from ..models.hidden_states import KeptStates, can_keep_states, remember
+from ..models.known_losses import losses, require_losses
 from ..models.load import load_model, load_tokenizer, require_causal, save_model, save_tokenizer
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
 from ..models.peft_adapters import PATTERNS, attach, lora_size
@@ -83,6 +84,7 @@ class Setup:
     """A recipe's model, algorithm and loss on this machine; made by `build`.
 
     Attributes:
+        recipe: with the losses of its base model.
         strategy: the algorithm; `strategy.server.init()` is the state before the first round.
         weights: the model's weights, which training and syncs change.
         patterns: patterns of the tuned tensors' names.
@@ -207,13 +209,15 @@ def build(
         secret: of a server that adds noise.
 
     Raises:
-        FedKSeedError: the model can't be loaded or tuned as the recipe says, or its digest is not [model] digest.
+        FedKSeedError: the model can't be loaded or tuned as the recipe says, or its digest or losses are not those of
+            [model].
     """
     algorithm, options, progress = checked_algorithm(recipe), recipe.model, progress or Silent()
     progress.note(f"loading the model {options.name}")
     model = load_model(options.name, options.dtype, options.storage, options.device)
     require_causal(model, options.name)
     note_if_slow(options.dtype, options.device, progress.note)
+    known = losses(model)  # before anything is added to it
     patterns: Sequence[str] = PATTERNS.get(algorithm.tuned, ())
     if algorithm.adapts:
         model = attach(model, algorithm.tuned, recipe.peft, recipe.seed, options.last_layers)
@@ -230,6 +234,9 @@ def build(
             f"[model] digest is {options.digest}, the base model {options.name} has {weights.base_digest.hex()}: load "
             "the same weights in the same type, or pin the recipe to these: fedkseed pin RECIPE"
         )
+    if options.losses is not None:
+        require_losses(known, options.losses, options.dtype, options.name)
+    recipe = recipe.having(model={"losses": options.losses or known or None})
     if recipe.derivatives.checkpointing:
         checkpointable(model)  # refuse before anything is evaluated
     tensors = tuple((entry.number, entry.tensor.numel()) for entry in weights.layout.tuned)

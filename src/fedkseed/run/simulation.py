@@ -67,7 +67,7 @@ class Simulation:
         # A run's recipe names the wording and the tokenizer that its examples have.
         recipe = with_tokenizer(recipe.having(data=self.shares.settled), tokenizer)
         count = len(self.shares.clients)
-        self.recipe = recipe = with_noise(recipe, count)
+        recipe = with_noise(recipe, count)
         self.secret = secret or new_secret(recipe)
         require_legal(recipe.having(clients={"count": count}), Where.ALWAYS)
         self.needed = require_room(recipe, self.shares, recipe.clients.cohort_of(count)) if serves else None
@@ -76,12 +76,13 @@ class Simulation:
         keys = {number: member.public for number, member in self.members.items()}
         parts = recipe, tokenizer, basis
         self.setup = build(*parts, serves=serves, progress=self.progress, keys=keys, secret=self.secret)
+        self.recipe = self.setup.recipe
         self._plan, self._planned = self._make_plan(), list[Step]()
         self._kept: dict[int, bytes] = {}  # client of this round -> the last broadcast, where the client still holds it
         self.receipts: dict[int, Receipt] = {}  # the uploads of the last round, where they are kept
         self._workers: Workers | Ranks | RayActors | None = engine  # processes of its own start in the first round
         if engine is not None:
-            engine.begin(recipe, self.secret, self.answer, self.identity)
+            engine.begin(self.recipe, self.secret, self.answer, self.identity)
 
     @property
     def strategy(self) -> Strategy[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import FedKSeedError
 from ..recipe.reading import own_recipe
 from ..recipe.rules import checked_algorithm
-from ..recipe.schema import Recipe
+from ..recipe.schema import BEHAVIOUR, Recipe
 from .activity import ActivityFile
 from .loop import Result, work
 from .privacy_plan import kept_secret
@@ -111,6 +111,6 @@ def base_scores(recipe: Recipe, identity: Mapping[str, str], runs: Iterable[Path
 def _start(recipe: Recipe) -> list[Any]:
     """The settings of which a recipe's first evaluation is made."""
     adapters = recipe.training.algorithm if checked_algorithm(recipe).adapts else None
-    # not the tokenizer's, which older runs lack: the tokens of all rows are in the data's digest
-    model = recipe.model.model_copy(update={"tokenizer_digest": None})
+    # not what tokenizer and model do, which runs may lack: the tokens of all rows are in the data's digest
+    model = recipe.model.model_copy(update=dict.fromkeys(BEHAVIOUR))
     return [adapters, recipe.seed, model, recipe.data, recipe.clients, recipe.evaluation, recipe.peft]

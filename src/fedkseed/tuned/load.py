@@ -17,7 +17,7 @@ from ..models.checkpoint import ADAPTERS, adapter_config, require_no_adapters, s
 from ..models.place import find, require_there
 from ..recipe.basis_digest import with_basis
 from ..recipe.rules import checked_algorithm
-from ..recipe.schema import Dtype
+from ..recipe.schema import BEHAVIOUR, Dtype
 from ..run.ensemble import mean_state, require_coefficients
 from ..run.loop import WithoutModel
 from ..run.store import Store, runs_near
@@ -46,17 +46,26 @@ class TunedModel:
     weights: str | None = None  # a whole model, as `load_model` takes it
     store: Store | None = None  # the run, where it is there
     tokenizer_digest: str | None = None  # of the run's tokenizer; None: not known, or the tokenizer is the model's own
+    losses: list[float] | None = None  # of the run's base model; None: not known
     worded: bool = True  # whether it is known on which words it was tuned; `wording` is else a guess
     remark: str = ""  # which rounds' model it is, where it is not the one that the run ended with
     ensemble: int = 1  # how many of the run's last rounds the model is the mean of
     note: Callable[[str], None] = lambda text: None  # called with what is being loaded
 
     def load_base(self) -> "nn.Module":
-        """The base model, if it is known."""
+        """The base model, if it is known.
+
+        Raises:
+            FedKSeedError: it can't be loaded, or computes otherwise than that of the run.
+        """
+        from ..models.known_losses import losses, require_losses
         from ..models.load import load_model
 
         self.note(f"loading the model {self._base}")
-        return load_model(self._base, self.dtype, self.storage)
+        model = load_model(self._base, self.dtype, self.storage)
+        if self.losses is not None:
+            require_losses(losses(model), self.losses, self.dtype, self._base)
+        return model
 
     def load(self) -> "nn.Module":
         """The tuned model, as the run evaluated it: adapters of `peft` stay beside the base model's weights."""
@@ -188,7 +197,7 @@ def open_tuned(path: Path, model: str | None = None, ensemble: int = 1) -> Tuned
         if any(path.glob("model*.safetensors")):  # whose, and merged or not: both can be meant
             require_no_adapters(path)
         name = model or adapter_config(path).get("base_model_name_or_path")
-        facts = {"dtype": entry.get("dtype", "float32"), "tokenizer_digest": entry.get("tokenizer_digest")}
+        facts = {"dtype": entry.get("dtype", "float32"), **{name: entry.get(name) for name in BEHAVIOUR}}
         return TunedModel(path, name, wording, **facts, adapters=path, worded=worded)
     files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
     if files or (path / "config.json").is_file():
@@ -230,7 +239,7 @@ def _of_run(store: Store, model: str | None, ensemble: int) -> TunedModel:
     recipe = store.load_recipe()
     wording = Wording.of(recipe.data)
     place: Any = {"adapters": store.model} if (store.model / ADAPTERS).is_file() else {"weights": str(store.model)}
-    place |= {"store": store, "tokenizer_digest": recipe.model.tokenizer_digest}
+    place |= {"store": store, **{name: getattr(recipe.model, name) for name in BEHAVIOUR}}
     return TunedModel(store.directory, model or recipe.model.name, wording, recipe.model.dtype, **place)
 
 
@@ -266,7 +275,7 @@ def _of_rounds(store: Store, model: str | None, ensemble: int = 1) -> TunedModel
 def _of_adapter(adapter: Adapter, path: Path, model: str | None, store: Store | None = None) -> TunedModel:
     about = adapter.provenance
     wording = Wording.read(about)
-    facts = {"store": store, "tokenizer_digest": about.get("tokenizer_digest")}
+    facts = {"store": store, **{name: about.get(name) for name in BEHAVIOUR}}
     return TunedModel(path, model or about["model"], wording, about["dtype"], adapter.storage, adapter, **facts)
 
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from fedkseed import Adapter, FedKSeedError, apply
 from fedkseed.data.tokenizer_digest import tokenizer_digest
+from fedkseed.models.known_losses import losses
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.network.flower.compat import ERRORS, NODE_GONE
 from fedkseed.network.flower.messages import packed, unpacked
@@ -33,7 +34,8 @@ from fedkseed.weights.layout import Layout
 from fedkseed.wire.codec import decode, encode, kind_of
 from fedkseed.wire.records import Lack
 
-from ...flower.conftest import NODES, Notes, recorded, to_workers
+from ....conftest import widened_folder
+from ...flower.conftest import NODES, Notes, Setting, recorded, to_workers
 from ...flower.loopback import LoopbackGrid
 
 ONE_OF_THREE = "minimum = 1\ndeadline = 60.0\nattempts = 1\npatience = 0.5"
@@ -675,6 +677,26 @@ def test_a_client_with_another_tokenizer_of_the_same_weights_says_so_and_the_oth
     expected = tokenizer_digest(load_tokenizer(str(setting.model)), "paper")
     assert Store(directory).load_recipe().model.tokenizer_digest == expected
     assert begin(tmp_path / "recipe.toml", (), directory, note=print).model.tokenizer_digest == expected
+
+
+def test_a_client_with_the_same_weights_and_another_config_says_so_and_the_others_go_on(setting, tmp_path, capsys):
+    setting = Setting(setting.folder, widened_folder(setting.model, tmp_path / "model"))
+    shutil.copytree(setting.model, tmp_path / "other")
+    about = json.loads((tmp_path / "other" / "config.json").read_text())
+    about["rope_parameters"] = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    (tmp_path / "other" / "config.json").write_text(json.dumps(about))
+    notes, workers = Notes(), setting.workers()
+    workers[333] = TaskHandler(partial(load_client, replace(setting.owner(2), model=str(tmp_path / "other"))))
+    (tmp_path / "recipe.toml").write_text(setting.text(ONE_OF_THREE))
+    begin(tmp_path / "recipe.toml", (), directory := tmp_path / "run", note=print)
+    ClientNumbers.register(directory, range(3))
+    result = setting.serve(directory, to_workers(workers), notes=notes)
+    assert [r["clients"] for r in result.reports] == [[0, 1]] * 3
+    assert notes.has("round 1: client 2 refuses: model")
+    assert f"the model {tmp_path / 'other'} computes otherwise than the run's" in capsys.readouterr().err
+    expected = losses(load_model(str(setting.model)))
+    assert Store(directory).load_recipe().model.losses == expected == Adapter.load(result.output).provenance["losses"]
+    assert begin(tmp_path / "recipe.toml", (), directory, note=print).model.losses == expected
 
 
 def test_a_server_is_watched_by_its_directory(setting, tmp_path):

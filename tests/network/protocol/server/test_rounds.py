@@ -215,7 +215,7 @@ def test_pin_writes_the_names_of_the_output_layer_where_the_algorithm_tunes_it(s
     assert pin(tmp_path / "recipe.toml")["model"]["tuned"] == ["model.embed_tokens.weight", "lm_head.weight"]
     recipe = load_recipe(tmp_path / "recipe.toml")
     assert recipe.model.tuned == ["model.embed_tokens.weight", "lm_head.weight"]
-    assert pin(tmp_path / "recipe.toml")["model"].keys() == {"digest", "tokenizer_digest"}, "once is enough"
+    assert pin(tmp_path / "recipe.toml")["model"].keys() == {"digest", "tokenizer_digest", "losses"}, "once is enough"
 
 
 @pytest.mark.parametrize(

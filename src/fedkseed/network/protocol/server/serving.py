@@ -13,7 +13,7 @@ from ....models.place import require_device
 from ....recipe.algorithms import algorithm_of
 from ....recipe.reading import own_recipe
 from ....recipe.rules import Where, require_legal
-from ....recipe.schema import Recipe
+from ....recipe.schema import BEHAVIOUR, Recipe
 from ....run.activity import ActivityFile
 from ....run.loop import Result, work
 from ....run.privacy_plan import kept_secret, with_noise
@@ -51,8 +51,9 @@ def begin(
     begun = Store(directory).load_recipe() if (directory / "recipe.toml").exists() else None
     if begun is not None and wanted.model.dtype == "auto":  # the run that goes on has measured
         wanted = wanted.having(model={"dtype": begun.model.dtype})
-    if begun is not None and wanted.model.tokenizer_digest is None:
-        wanted = wanted.having(model={"tokenizer_digest": begun.model.tokenizer_digest})
+    if begun is not None:  # the server has written what is not stated
+        written = {fact: getattr(begun.model, fact) for fact in BEHAVIOUR if getattr(wanted.model, fact) is None}
+        wanted = wanted.having(model=written)
     wanted = with_dtype(wanted, note)
     require_legal(wanted, Where.NETWORK, *places)  # now, and not when the clients are there
     if why_model(wanted, algorithm_of(wanted.training.algorithm)) is not None:
@@ -70,15 +71,16 @@ def begin(
     return wanted
 
 
-def _with_tokenizer(store: Store, recipe: Recipe) -> Recipe:
-    """A run's recipe with the digest of its tokenizer, where this server loads the model and the run begins."""
+def _with_model(store: Store, recipe: Recipe) -> Recipe:
+    """A run's recipe with what its model and tokenizer do, where this server loads them and the run begins."""
     needs_model = why_model(recipe, algorithm_of(recipe.training.algorithm)) is not None
-    if recipe.model.tokenizer_digest is not None or store.rounds > 0 or not needs_model:
+    if all(getattr(recipe.model, fact) is not None for fact in BEHAVIOUR) or store.rounds > 0 or not needs_model:
         return recipe
     from ....data.tokenizer_digest import with_tokenizer
+    from ....models.known_losses import with_losses
     from ....models.load import load_tokenizer
 
-    recipe = with_tokenizer(recipe, load_tokenizer(recipe.model.name))
+    recipe = with_losses(with_tokenizer(recipe, load_tokenizer(recipe.model.name)))
     store.change_recipe(recipe.to_toml())
     return recipe
 
@@ -105,7 +107,7 @@ def serve(
             raise FedKSeedError(f"[network] shards has {len(shards)} shards, {keys} keys are registered: one for each")
         numbers = ClientNumbers(directory, recipe.clients.count if shards is None else len(shards))
         count = numbers.count if shards is None else sum(shards)  # of clients, of all shards
-        recipe = with_noise(_with_tokenizer(store, recipe), count)
+        recipe = with_noise(_with_model(store, recipe), count)
         minimum = recipe.network.minimum_of(recipe.clients.cohort_of(count))
         text = recipe_for_clients(recipe, count)
         signing = ServerSigning.read(directory / folder, current_nonce(store))
