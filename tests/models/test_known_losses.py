@@ -2,18 +2,24 @@
 
 import json
 import shutil
+from functools import partial
 from math import nan
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from fedkseed import FedKSeedError
-from fedkseed.models.known_losses import TOLERANCE, losses, require_losses, with_losses
+from fedkseed import Adapter, FedKSeedError, Simulation
+from fedkseed.models.known_losses import TOLERANCE, losses, require_losses
+from fedkseed.models.load import load_model
+from fedkseed.planning.make_basis import basis_of
 from fedkseed.planning.pin import pin
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.recipe.schema import KNOWN_LOSSES
-from fedkseed.run.start_and_resume import start
+from fedkseed.run.progress import Silent
+from fedkseed.run.start_and_resume import base_scores, resume, start
+from fedkseed.run.store import Store
+from fedkseed.tuned.export import export
 from fedkseed.tuned.load import open_tuned
 
 from ..conftest import CONFIGS, recipe_text, widened, widened_folder
@@ -58,7 +64,9 @@ def test_the_same_weights_under_another_configuration_are_refused(config):
             require_losses(losses(other), known, "float32", "it")
 
 
-@pytest.mark.parametrize("stated", [[1.0, 2.0, 3.0], "1", None, [1.0, 2.0, 3.0, "4"], [1.0, 2.0, 3.0, nan], []])
+@pytest.mark.parametrize(
+    "stated", [[1.0, 2.0, 3.0], "1", None, [1.0, 2.0, 3.0, "4"], [1.0, 2.0, 3.0, nan], [10**400] * 4, []]
+)
 def test_losses_in_a_file_that_are_none(stated):
     with pytest.raises(FedKSeedError, match=r"computes otherwise than the run's"):
         require_losses([1.0, 2.0, 3.0, 4.0], stated, "float32", "it")
@@ -107,7 +115,7 @@ def test_a_pinned_recipe_and_its_tuned_model_refuse_another_configuration(
     path.write_text(recipe_text(folder, data_file, name=f'name = "{folder}"\n{more}'))
     known = pin(path)["model"]["losses"]
     recipe = load_recipe(path)
-    assert recipe.model.losses == known == with_losses(recipe.having(model={"losses": None})).model.losses
+    assert recipe.model.losses == known
     start(recipe, tmp_path / "run")
     wrong = recipe.having(model={"name": str(other_folder)})
     with pytest.raises(FedKSeedError, match=f"^the model {other_folder} computes otherwise than the run's: its losses"):
@@ -116,3 +124,77 @@ def test_a_pinned_recipe_and_its_tuned_model_refuse_another_configuration(
     for load in ("load", "load_base"):
         with pytest.raises(FedKSeedError, match=f"^the model {other_folder} computes otherwise"):
             getattr(open_tuned(tmp_path / "run", str(other_folder)), load)()
+
+
+def test_a_run_states_what_its_model_computes(tmp_path, folder, other_folder, data_file):
+    """And is not resumed with another, nor takes scores of one."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe_text(folder, data_file, name=f'name = "{folder}"'))
+    start(recipe := load_recipe(path), first := tmp_path / "first")
+    stated = Store(first).load_recipe().model.losses
+    assert stated == losses(load_model(str(folder))) == Adapter.load(Store(first).adapter).provenance["losses"]
+    with pytest.raises(FedKSeedError, match=f"^the model {other_folder} computes otherwise"):
+        resume(first, model=str(other_folder))
+    assert Store(first).load_recipe().model.name == str(folder)
+    other = recipe.having(model={"name": str(other_folder)})
+    for place, model in (("same", recipe), ("other", other)):
+        moved = model.having(model={"name": str(folder)})
+        simulation = Simulation(model.absolute(), begins=True)
+        found = base_scores(simulation.recipe.having(model={"name": moved.model.name}), simulation.identity, [first])
+        assert (found is None) == (place == "other")
+    with pytest.raises(FedKSeedError, match="or storage leave losses out, or pin its recipe"):
+        start(Store(first).load_recipe().having(model={"name": str(other_folder)}), tmp_path / "again")
+
+
+def test_a_run_without_stated_losses_goes_on_without(tmp_path, folder, data_file):
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe_text(folder, data_file, name=f'name = "{folder}"'))
+    start(load_recipe(path), run := tmp_path / "run")
+    store = Store(run)
+    old = store.load_recipe().having(model={"losses": None})
+    store.change_recipe(old.to_toml())
+    assert resume(run).output is not None
+    assert store.load_recipe() == old
+    assert "losses" not in Adapter.load(resume(run).output).provenance
+
+
+@pytest.mark.parametrize("algorithm", ["fedit", "fedavg"])
+def test_adapters_and_whole_weights_know_the_losses_of_their_base(tmp_path, folder, other_folder, data_file, algorithm):
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe_text(folder, data_file, name=f'name = "{folder}"', algorithm=f'algorithm = "{algorithm}"'))
+    start(load_recipe(path), run := tmp_path / "run")
+    assert open_tuned(run, None).losses == losses(load_model(str(folder)))
+    assert open_tuned(run, None).load_base() is not None
+    with pytest.raises(FedKSeedError, match=f"^the model {other_folder} computes otherwise"):
+        open_tuned(run, str(other_folder)).load_base()
+
+
+def test_a_basis_is_not_made_of_another_model(tmp_path, folder, other_folder, data_file):
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe_text(folder, data_file, name=f'name = "{folder}"'))
+    pin(path)
+    made = partial(basis_of, data=str(data_file), examples=4, rank=2, progress=Silent(), scaled=False)
+    recipe = load_recipe(path)
+    assert made(recipe).factors
+    with pytest.raises(FedKSeedError, match=f"^the model {other_folder} computes otherwise"):
+        made(recipe.having(model={"name": str(other_folder)}))
+
+
+def test_a_lora_of_a_run_in_another_storage_is_its_base_model_in_any(tmp_path, folder, data_file):
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe_text(folder, data_file, name=f'name = "{folder}"\nstorage = "Q4_0"'))
+    start(load_recipe(path), run := tmp_path / "run")
+    export(open_tuned(run, None), out := tmp_path / "lora", "peft", rank=4)
+    assert open_tuned(out, None).load() is not None
+
+
+def test_pin_of_a_model_without_finite_losses_states_none(tmp_path, folder, data_file):
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe_text(folder, data_file, name=f'name = "{folder}"'))
+    assert "losses" in pin(path)["model"]
+    broken = LlamaForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        broken.model.norm.weight[0] = nan
+    broken.save_pretrained(folder)
+    assert "losses" not in pin(path)["model"]
+    assert load_recipe(path).model.losses is None

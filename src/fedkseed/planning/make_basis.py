@@ -25,6 +25,7 @@ from ..directions.factors import Basis, Factor, Matrix
 from ..directions.pool import Pool
 from ..errors import FedKSeedError
 from ..models.dtypes import with_dtype
+from ..models.known_losses import losses, require_losses
 from ..models.load import load_model
 from ..models.loss import graph_loss
 from ..randomness import Purpose, generator
@@ -138,6 +139,8 @@ def basis_of(
     encoder.note_remarks(drawn, len(order), "rows drawn", progress.note)
     chosen, pad = drawn.examples[:examples], tokenizer.pad_token_id
     model = load_model(options.name, options.dtype, "dense", options.device)
+    if options.losses is not None and options.storage == "dense":
+        require_losses(losses(model), options.losses, options.dtype, options.name)
     progress.begin("gradients", len(chosen) * (1 + scaled))
     name = Path(options.name).name if Path(options.name).is_absolute() else options.name
     about = {"model": name, "dtype": options.dtype, "data": Path(data).name, "examples": len(chosen)}

@@ -1,4 +1,4 @@
-"""The digests of model, tokenizer and basis in a recipe: parties can check theirs by them, and a server needs none."""
+"""The digests of model, tokenizer and basis in a recipe, and its losses: parties check theirs, a server needs none."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ..run.progress import Progress, Silent
 
 
 def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, object]]:
-    """Load the model of a recipe's file, and write its digests into [model]; returns what is written, by table.
+    """Load the model of a recipe's file, and write its digests and losses into [model]; returns what is written.
 
     In place of the type `auto` the measured one is written. Where the output layer or the last layers are tuned, the
     names of their weights are written, too, as `tuned`; where a basis has the directions, its digest, as `basis_digest`
@@ -36,9 +36,9 @@ def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, obj
     from ..run.setup import build, tokenizer_of
 
     anew = with_tokenizer(anew, tokenizer := tokenizer_of(anew, progress))
-    setup = build(anew, tokenizer, basis, serves=False, progress=progress)
+    setup = build(anew, tokenizer, basis, serves=False, begins=True, progress=progress)
     loaded = setup.recipe.having(model={"digest": setup.weights.base_digest.hex()})
-    written: dict[str, dict[str, object]] = {"model": loaded.model.model_dump(include={*facts})}
+    written: dict[str, dict[str, object]] = {"model": loaded.model.model_dump(include={*facts}, exclude_none=True)}
     if as_written.model.dtype != model.dtype:
         written["model"]["dtype"] = model.dtype
     if (algorithm.tuned == "output" or (model.last_layers and not algorithm.adapts)) and model.tuned is None:
@@ -49,6 +49,8 @@ def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, obj
         document = tomlkit.parse(path.read_bytes().decode("utf-8-sig"))
     for name, keys in written.items():
         table: Any = document[name]
+        for fact in {*facts} & {*table} - {*keys}:  # a model without finite losses states none
+            del table[fact]
         table.update(keys)
     write_atomically(path.resolve(), tomlkit.dumps(document).encode(), 0o666)
     return written

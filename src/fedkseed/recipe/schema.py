@@ -81,8 +81,7 @@ class ModelTable(Table):
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of the base weights w_0: by `fedkseed pin`
     # Of what the tokenizer does: by a run or server that loads it, or by `fedkseed pin`. All parties have the same.
     tokenizer_digest: Annotated[str, Field(pattern="^[0-9a-f]{48}$")] | None = None
-    # Of the base model on known tokens, in nats: by a server that loads it, or by `fedkseed pin`. The same weights have
-    # others under another config.json.
+    # Of the base model on known tokens, in nats: by the same. The same weights have others under another config.json.
     losses: Annotated[list[float], Field(min_length=KNOWN_LOSSES, max_length=KNOWN_LOSSES)] | None = None
     tuned: list[str] | None = None  # patterns of parameter names; None: the algorithm's own choice
     # Tune the last layers and the final norm alone; the layers before run once a row. `fedkseed pin` writes `tuned`.

@@ -24,7 +24,7 @@ from ..files import folder
 from ..local.client import Client
 from ..models.dtypes import note_if_slow
 from ..models.hidden_states import KeptStates, can_keep_states, remember
-from ..models.known_losses import losses, require_losses
+from ..models.known_losses import losses, with_losses
 from ..models.load import load_model, load_tokenizer, require_causal, save_model, save_tokenizer
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
 from ..models.peft_adapters import PATTERNS, attach, lora_size
@@ -84,7 +84,7 @@ class Setup:
     """A recipe's model, algorithm and loss on this machine; made by `build`.
 
     Attributes:
-        recipe: with the losses of its base model.
+        recipe: what is followed; of a run that begins, with the losses of its base model.
         strategy: the algorithm; `strategy.server.init()` is the state before the first round.
         weights: the model's weights, which training and syncs change.
         patterns: patterns of the tuned tensors' names.
@@ -195,6 +195,7 @@ def build(
     basis: Basis | None,
     *,
     serves: bool,
+    begins: bool = False,
     progress: Progress | None = None,
     keys: Mapping[int, bytes] | None = None,
     secret: bytes = b"",
@@ -205,6 +206,7 @@ def build(
         tokenizer: from `tokenizer_of`.
         basis: from `with_basis`, as the recipe.
         serves: whether this party aggregates; a server of weights holds a copy of them.
+        begins: whether `recipe` of what is returned states the losses of the base model: that of a run that begins.
         keys: public keys of the clients, where uploads are masked.
         secret: of a server that adds noise.
 
@@ -217,7 +219,7 @@ def build(
     model = load_model(options.name, options.dtype, options.storage, options.device)
     require_causal(model, options.name)
     note_if_slow(options.dtype, options.device, progress.note)
-    known = losses(model)  # before anything is added to it
+    known = losses(model) if begins or options.losses is not None else None  # before anything is added to it
     patterns: Sequence[str] = PATTERNS.get(algorithm.tuned, ())
     if algorithm.adapts:
         model = attach(model, algorithm.tuned, recipe.peft, recipe.seed, options.last_layers)
@@ -234,9 +236,7 @@ def build(
             f"[model] digest is {options.digest}, the base model {options.name} has {weights.base_digest.hex()}: load "
             "the same weights in the same type, or pin the recipe to these: fedkseed pin RECIPE"
         )
-    if options.losses is not None:
-        require_losses(known, options.losses, options.dtype, options.name)
-    recipe = recipe.having(model={"losses": options.losses or known or None})
+    recipe = with_losses(recipe, known)
     if recipe.derivatives.checkpointing:
         checkpointable(model)  # refuse before anything is evaluated
     tensors = tuple((entry.number, entry.tensor.numel()) for entry in weights.layout.tuned)

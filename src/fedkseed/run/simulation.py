@@ -47,9 +47,10 @@ class Simulation:
         secret: of the noise of a run with [privacy], whoever adds it, see `kept_secret`; empty: a new one.
         tokenizer: the model's, where it is loaded already.
         engine: the processes of torchrun or Ray that train the clients; None: [clients] at_once, of this machine.
+        begins: whether the recipe is to state what its base model computes, see `build`.
 
     Attributes:
-        recipe: the recipe, with the digest of its basis, and a type of weights in place of `auto`.
+        recipe: the recipe, with the digest of its basis and of its tokenizer, and a type of weights in place of `auto`.
         setup: the model, which all clients share, and the strategy.
         shares: the data.
         needed: the memory that the run takes, predicted; None in a worker's process, or if it can't be predicted.
@@ -58,6 +59,7 @@ class Simulation:
     def __init__(
         self, recipe: Recipe, progress: Progress | None = None, shares: ClientShares | None = None, serves: bool = True,
         secret: bytes = b"", tokenizer: Any = None, engine: "Ranks | RayActors | None" = None,
+        begins: bool = False,
     ) -> None:  # fmt: skip
         self.progress, self.stopwatch = progress or Silent(), Stopwatch()
         recipe, basis = with_basis(with_dtype(recipe, self.progress.note))
@@ -75,7 +77,8 @@ class Simulation:
         self.members = members_of(recipe, count, self.secret)
         keys = {number: member.public for number, member in self.members.items()}
         parts = recipe, tokenizer, basis
-        self.setup = build(*parts, serves=serves, progress=self.progress, keys=keys, secret=self.secret)
+        more: Any = {"progress": self.progress, "keys": keys, "secret": self.secret}
+        self.setup = build(*parts, serves=serves, begins=begins, **more)
         self.recipe = self.setup.recipe
         self._plan, self._planned = self._make_plan(), list[Step]()
         self._kept: dict[int, bytes] = {}  # client of this round -> the last broadcast, where the client still holds it

@@ -43,7 +43,7 @@ def start(
     recipe, directory = recipe if isinstance(recipe, Recipe) else own_recipe(recipe), Path(directory)
     Store.require_new(directory)  # refuse before a minute of loading
     now = ActivityFile(progress or Silent(), [*recipe.report.to, *trackers])
-    simulation = Simulation(recipe.absolute(), now, engine=engine)
+    simulation = Simulation(recipe.absolute(), now, engine=engine, begins=True)
     created = Store.create(directory, simulation.recipe.to_toml())
     with closing(simulation), created as store, now.shown_in(directory):
         kept_secret(simulation.recipe, directory, simulation.secret)
@@ -100,8 +100,10 @@ def base_scores(recipe: Recipe, identity: Mapping[str, str], runs: Iterable[Path
         try:
             store = Store(directory, looks=True)
             theirs = store.recall("identity") or {}
-            same = _start(store.load_recipe()) == ours and all(theirs.get(name) == identity[name] for name in names)
-            if theirs and same and (scores := store.evaluations().get(0)) is not None:
+            begun = store.load_recipe()
+            same = _start(begun) == ours and all(theirs.get(name) == identity[name] for name in names)
+            stated = {tuple(losses) for losses in (begun.model.losses, recipe.model.losses) if losses is not None}
+            if theirs and same and len(stated) < 2 and (scores := store.evaluations().get(0)) is not None:
                 return scores
         except FedKSeedError:  # it costs the time of an evaluation, no more
             continue
@@ -111,6 +113,6 @@ def base_scores(recipe: Recipe, identity: Mapping[str, str], runs: Iterable[Path
 def _start(recipe: Recipe) -> list[Any]:
     """The settings of which a recipe's first evaluation is made."""
     adapters = recipe.training.algorithm if checked_algorithm(recipe).adapts else None
-    # not what tokenizer and model do, which runs may lack: the tokens of all rows are in the data's digest
+    # not what tokenizer and model do, which older runs lack: the tokens of all rows are in the data's digest
     model = recipe.model.model_copy(update=dict.fromkeys(BEHAVIOUR))
     return [adapters, recipe.seed, model, recipe.data, recipe.clients, recipe.evaluation, recipe.peft]

@@ -197,7 +197,7 @@ def open_tuned(path: Path, model: str | None = None, ensemble: int = 1) -> Tuned
         if any(path.glob("model*.safetensors")):  # whose, and merged or not: both can be meant
             require_no_adapters(path)
         name = model or adapter_config(path).get("base_model_name_or_path")
-        facts = {"dtype": entry.get("dtype", "float32"), **{name: entry.get(name) for name in BEHAVIOUR}}
+        facts = {"dtype": entry.get("dtype", "float32"), "tokenizer_digest": entry.get("tokenizer_digest")}
         return TunedModel(path, name, wording, **facts, adapters=path, worded=worded)
     files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
     if files or (path / "config.json").is_file():

@@ -19,7 +19,6 @@ from ..data.layouts import Example
 from ..errors import FedKSeedError, without_controls
 from ..evaluation.statistics import NOT_EVALUATED, Evaluation, estimate, named, title_of
 from ..models.place import find
-from ..recipe.schema import BEHAVIOUR
 from ..run.privacy_plan import about as promise
 from .formats import LIBRARIES
 from .load import CARD, CARD_ENTRY, TunedModel
@@ -59,8 +58,8 @@ def card(tuned: TunedModel, tokenizer: Any, format_: str, command: str, dtype: s
     tags = ["fedkseed", *(["federated-learning"] if was_tuned else []), format_]
     data = ModelCardData(**origin, library_name=LIBRARIES[format_], pipeline_tag="text-generation", tags=tags)
     entry = {**(tuned.wording.facts if tuned.worded else {}), "dtype": dtype}
-    if format_ == "peft":  # which asks its base model for the tokenizer
-        entry |= {name: fact for name in BEHAVIOUR if (fact := getattr(tuned, name)) is not None}
+    if tuned.tokenizer_digest is not None and format_ == "peft":  # which asks its base model for the tokenizer
+        entry["tokenizer_digest"] = tuned.tokenizer_digest
     data[CARD_ENTRY] = entry
     facts = {"base model": base, **_facts(tuned), **unread, "licence of the base model": data["license"]}
     prompt = tuned.words(tokenizer).text(Example("INSTRUCTION", ""), tokenizer)

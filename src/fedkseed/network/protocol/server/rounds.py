@@ -28,7 +28,7 @@ FIRST_LEG = "masked-uploads.json"  # in a run's directory
 NO_DATA = hashlib.sha256(b"[[]]").hexdigest()
 
 
-def federation(recipe: Recipe, remote: RemoteClients, secret: bytes = b"") -> Federation:
+def federation(recipe: Recipe, remote: RemoteClients, secret: bytes = b"", begins: bool = False) -> Federation:
     """The parts of a run with clients of a network.
 
     Held-out examples are the server's own, if there are any. A server without data needs no model either, if the
@@ -37,6 +37,7 @@ def federation(recipe: Recipe, remote: RemoteClients, secret: bytes = b"") -> Fe
     Args:
         remote: its signing has the clients' keys for masked uploads.
         secret: of the noise that this server adds.
+        begins: whether the run does: its recipe then states what tokenizer and base model do, if they are loaded here.
     """
     require_legal(recipe, Where.NETWORK)  # before code of the user's, which is not run over a network
     signing, progress = remote.signing, remote.progress
@@ -54,7 +55,7 @@ def federation(recipe: Recipe, remote: RemoteClients, secret: bytes = b"") -> Fe
             )
         progress.note(f"there is no data at {recipe.data.source} on this machine: nothing is evaluated")
     notes = list[str]()
-    strategy, evaluator, held_out = _evaluated(recipe, algorithm, progress, secret, notes)
+    recipe, strategy, evaluator, held_out = _evaluated(recipe, algorithm, progress, secret, notes, begins)
     if (masking := strategy.settings.secure) is not None and signing is not None:
         masking = replace(masking, keys=signing.masks, name=signing.nonce)
         strategy = algorithm.strategy_of(replace(strategy.settings, secure=masking))
@@ -86,28 +87,31 @@ def _require_keys(signing: ServerSigning | None, clients: set[int]) -> None:
 
 
 def _evaluated(
-    recipe: Recipe, algorithm: Algorithm, progress: Progress, secret: bytes, notes: list[str]
-) -> tuple[Strategy[Any], Evaluator, str]:
-    """The strategy, the evaluator of its models, and the digest of the held-out data, on which there are `notes`."""
+    recipe: Recipe, algorithm: Algorithm, progress: Progress, secret: bytes, notes: list[str], begins: bool
+) -> tuple[Recipe, Strategy[Any], Evaluator, str]:
+    """The recipe, the strategy, the evaluator of its models, and the digest of the held-out data with `notes` on it."""
     recipe, basis = with_basis(recipe)
     if (why := why_model(recipe, algorithm)) is None:
         progress.note("no model is loaded: the recipe names its digest, and nothing is evaluated")
         run = Run(algorithm.pool(recipe), bytes.fromhex(recipe.model.digest or ""))
         strategy = algorithm.make(recipe, run, secret=secret)
-        return strategy, WithoutModel(recipe, strategy, basis), NO_DATA
+        return recipe, strategy, WithoutModel(recipe, strategy, basis), NO_DATA
     from ....data.federated import digest, own_held_out
+    from ....data.tokenizer_digest import with_tokenizer
     from ....evaluation.metrics import metrics_of
     from ....run.setup import WithModel, build, tokenizer_of
 
     progress.note(f"the model is needed {why}")
     tokenizer = tokenizer_of(recipe, progress)
+    recipe = with_tokenizer(recipe, tokenizer) if begins else recipe
     held_out, sets = own_held_out(recipe, tokenizer, notes.append)
     for line in notes:
         progress.note(line)
     metrics = metrics_of(recipe.evaluation, held_out.options)
-    setup = build(recipe, tokenizer, basis, serves=True, progress=progress, secret=secret)
+    setup = build(recipe, tokenizer, basis, serves=True, begins=begins, progress=progress, secret=secret)
     evaluator = WithModel(setup, held_out.examples, metrics=metrics, sets=sets)
-    return setup.strategy, evaluator, digest([held_out.examples, *(further.examples for further in sets.values())])
+    of_rows = digest([held_out.examples, *(further.examples for further in sets.values())])
+    return setup.recipe, setup.strategy, evaluator, of_rows
 
 
 def why_model(recipe: Recipe, algorithm: Algorithm) -> str | None:

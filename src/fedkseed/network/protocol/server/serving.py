@@ -71,20 +71,6 @@ def begin(
     return wanted
 
 
-def _with_model(store: Store, recipe: Recipe) -> Recipe:
-    """A run's recipe with what its model and tokenizer do, where this server loads them and the run begins."""
-    needs_model = why_model(recipe, algorithm_of(recipe.training.algorithm)) is not None
-    if all(getattr(recipe.model, fact) is not None for fact in BEHAVIOUR) or store.rounds > 0 or not needs_model:
-        return recipe
-    from ....data.tokenizer_digest import with_tokenizer
-    from ....models.known_losses import with_losses
-    from ....models.load import load_tokenizer
-
-    recipe = with_losses(with_tokenizer(recipe, load_tokenizer(recipe.model.name)))
-    store.change_recipe(recipe.to_toml())
-    return recipe
-
-
 def serve(
     directory: Path, carrier: Carrier, folder: str, progress: Progress, interrupt: Callable[[], object] = lambda: None
 ) -> Result:
@@ -107,22 +93,32 @@ def serve(
             raise FedKSeedError(f"[network] shards has {len(shards)} shards, {keys} keys are registered: one for each")
         numbers = ClientNumbers(directory, recipe.clients.count if shards is None else len(shards))
         count = numbers.count if shards is None else sum(shards)  # of clients, of all shards
-        recipe = with_noise(_with_model(store, recipe), count)
+        recipe = with_noise(recipe, count)
         minimum = recipe.network.minimum_of(recipe.clients.cohort_of(count))
-        text = recipe_for_clients(recipe, count)
         signing = ServerSigning.read(directory / folder, current_nonce(store))
         history = None if signing is None else store.history
         if signing is not None:
             remember_audiences(store, signing.audiences)
-        remote = RemoteClients(carrier, numbers, text, minimum, recipe.network, activity, signing, history, interrupt)
-        parts = federation(recipe, remote, kept_secret(recipe, directory))
+        remote = RemoteClients(carrier, numbers, b"", minimum, recipe.network, activity, signing, history, interrupt)
         before = store.rounds
+        parts = federation(recipe, remote, kept_secret(recipe, directory), begins=before < 1)
+        recipe = parts.recipe
+        remote.recipe = recipe_for_clients(recipe, count)
+        _keep_behaviour(store, recipe)
         result = work(store, parts)
         if algorithm_of(recipe.training.algorithm).pooled:  # kilobytes
             if was_over := store.rounds == before:  # then those come who were away at its end
                 remote.wait_for(remote.numbers.expected.difference(kept_before(store)))
             hand_out(store, parts.strategy, recipe, remote, was_over)
         return replace(result, gains=[Gain.of(table) for table in store.recall(GAINS) or ()])
+
+
+def _keep_behaviour(store: Store, recipe: Recipe) -> None:
+    """Write into the run's recipe what its tokenizer and model do, where `recipe` has come to state it."""
+    kept = store.load_recipe()
+    stating = kept.having(model={fact: getattr(recipe.model, fact) for fact in BEHAVIOUR})
+    if stating != kept:
+        store.change_recipe(stating.to_toml())
 
 
 def asks_for_gains(recipe: Recipe, progress: Progress) -> bool:
