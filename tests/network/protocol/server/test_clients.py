@@ -659,11 +659,8 @@ def test_a_client_with_another_base_model_says_so_in_a_word_and_the_others_go_on
     assert "load the same weights, in the same type" in log
 
 
-def test_a_client_with_another_tokenizer_of_the_same_weights_says_so_and_the_others_go_on(setting, tmp_path, capsys):
-    shutil.copytree(setting.model, tmp_path / "other")
-    table = json.loads((tmp_path / "other" / "tokenizer.json").read_text())
-    del table["model"]["merges"][9:]
-    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(table))
+def go_on_without_the_third(setting, tmp_path):
+    """A run whose third client has the model of another folder, and refuses."""
     notes, workers = Notes(), setting.workers()
     workers[333] = TaskHandler(partial(load_client, replace(setting.owner(2), model=str(tmp_path / "other"))))
     (tmp_path / "recipe.toml").write_text(setting.text(ONE_OF_THREE))
@@ -672,6 +669,15 @@ def test_a_client_with_another_tokenizer_of_the_same_weights_says_so_and_the_oth
     result = setting.serve(directory, to_workers(workers), notes=notes)
     assert [r["clients"] for r in result.reports] == [[0, 1]] * 3
     assert notes.has("round 1: client 2 refuses: model")
+    return directory, result
+
+
+def test_a_client_with_another_tokenizer_of_the_same_weights_says_so_and_the_others_go_on(setting, tmp_path, capsys):
+    shutil.copytree(setting.model, tmp_path / "other")
+    table = json.loads((tmp_path / "other" / "tokenizer.json").read_text())
+    del table["model"]["merges"][9:]
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(table))
+    directory, _ = go_on_without_the_third(setting, tmp_path)
     log = capsys.readouterr().err
     assert f"the tokenizer of {tmp_path / 'other'} is not the run's: unlike are its tokens of the same texts" in log
     expected = tokenizer_digest(load_tokenizer(str(setting.model)), "paper")
@@ -685,14 +691,7 @@ def test_a_client_with_the_same_weights_and_another_config_says_so_and_the_other
     about = json.loads((tmp_path / "other" / "config.json").read_text())
     about["rope_parameters"] = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
     (tmp_path / "other" / "config.json").write_text(json.dumps(about))
-    notes, workers = Notes(), setting.workers()
-    workers[333] = TaskHandler(partial(load_client, replace(setting.owner(2), model=str(tmp_path / "other"))))
-    (tmp_path / "recipe.toml").write_text(setting.text(ONE_OF_THREE))
-    begin(tmp_path / "recipe.toml", (), directory := tmp_path / "run", note=print)
-    ClientNumbers.register(directory, range(3))
-    result = setting.serve(directory, to_workers(workers), notes=notes)
-    assert [r["clients"] for r in result.reports] == [[0, 1]] * 3
-    assert notes.has("round 1: client 2 refuses: model")
+    directory, result = go_on_without_the_third(setting, tmp_path)
     assert f"the model {tmp_path / 'other'} computes otherwise than the run's" in capsys.readouterr().err
     expected = losses(load_model(str(setting.model)))
     assert Store(directory).load_recipe().model.losses == expected == Adapter.load(result.output).provenance["losses"]
