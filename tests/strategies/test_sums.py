@@ -24,8 +24,10 @@ def rounds(draw) -> list[Contribution]:
     for client in range(draw(st.integers(1, 12))):
         weight = draw(st.integers(1, HEAVIEST // 12))
         if draw(st.booleans()):
-            change = (rng.normal(size=SIZE) * 10.0 ** draw(st.integers(-9, 3))).astype(np.float32)
-            made.append(Contribution.of_change(client, weight, change, 1e-3 * GRID))
+            unit = 1e-3 * GRID
+            most = 0.999 * MOST * unit  # a larger change is refused, as another test asks
+            change = (rng.normal(size=SIZE) * 10.0 ** draw(st.integers(-9, 3))).clip(-most, most).astype(np.float32)
+            made.append(Contribution.of_change(client, weight, change, unit))
             continue
         wire, scale = draw(st.sampled_from(WIRES)), 10.0 ** draw(st.integers(-6, 6))
         found = [scalar(x, math.inf, wire) for x in rng.normal(size=3) * scale]
